@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup, numbered, ordered, ranges, typical_step, unique
+from tracelens.arrays import lookup, numbered, ordered, percentiles, ranges, typical_step, unique
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -29,6 +29,14 @@ def test_there_may_be_no_values_and_no_indices():
 def test_an_index_beyond_the_values_is_an_error():
     with pytest.raises(IndexError):
         lookup(np.array([1]), np.array([1]), -1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 101, 999])
+def test_percentiles_are_numpys(count):
+    drawn = np.random.default_rng(count)
+    for values in (drawn.integers(0, 10**12, count), drawn.random(count)):
+        shares = (0, 1, 25, 50, 90, 99, 100)
+        assert percentiles(values, *shares).tolist() == np.percentile(values, shares).tolist()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 1000])

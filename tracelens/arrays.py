@@ -48,6 +48,22 @@ def unique(values: NDArray[Scalar]) -> NDArray[Scalar]:
     return ordered[is_new]
 
 
+def percentiles(values: NDArray[Any], *shares: float) -> Float:
+    """Percentiles by linear interpolation, as numpy has them, whose own import masked arrays.
+
+    Args:
+        values: at least one.
+        shares: from 0 to 100.
+    """
+    in_order, place = np.sort(values), np.array(shares) / 100 * (len(values) - 1)
+    below = np.floor(place).astype(np.int64)
+    low, high = in_order[below], in_order[np.minimum(below + 1, len(values) - 1)]
+    share = place - below
+    # As numpy rounds.
+    result: Float = np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
+    return result
+
+
 def ordered(*keys: NDArray[Any]) -> Int:
     """Rows in order of the first key, among equal ones of the next, and so on; ties stay in order of rows.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, lookup, percentiles, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, launched_by_graph, matching, union
@@ -174,7 +174,7 @@ def launch_bound(context: RankContext) -> Outcome:
         ("launch to start on an idle GPU", (work.start - context.called)[gaps.after[late]]),
     ):
         if len(values):
-            p50, p99 = (float(np.percentile(values, percent)) for percent in (50, 99))
+            p50, p99 = percentiles(values, 50, 99).tolist()
             quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
             launch_times.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
     if any(events.names[code].startswith("hip") for code in unique(events.name[call])):

@@ -738,8 +738,9 @@ def long_ops(trace: Trace) -> LongOps:
     every = events.where("overhead")
     held_up = union(events.start[every], events.end[every]).covered(events.start[rows], events.end[rows]) > 0
     rows = rows[~held_up & ~trace.once(_in_collective_call)[rows]]
-    launches = inner[events.where("launch")[inner]]
-    launching = np.isin(rows, events.parent[launches])
+    launches = np.zeros(len(events.start), dtype=bool)
+    launches[events.parent[inner[events.where("launch")[inner]]]] = True
+    launching = launches[rows]
     is_kept = launching | ~matching(events.names, _COPY)[events.name[rows]]
     rows, launching = rows[is_kept], launching[is_kept]
     if not len(rows):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Bool, Int, lookup, numbered, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, percentiles, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
 from tracelens.trace import (
     STEP_MARK,
@@ -153,7 +154,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         bound, span = launch_bound(everything, work, called)
         kernel_time = max(int(kernels.dur.sum()), 1)
         early, small_time = latency < 0, int(kernels.dur[small].sum())
-        p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
+        p50, p99 = map(int, percentiles(np.maximum(latency, 0), 50, 99).tolist())
         rows: list[tuple[str, int, int, float, str]] = [
             ("launched", len(work.event), -1, len(work.event) / len(everything.event),
              "with its launch call; fraction of GPU work"),
@@ -184,7 +185,8 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         dur = events.end[calls] - events.start[calls]
         by_name = stats(group, dur, len(names))
         order = np.argsort(-by_name.total, kind="stable")
-        highest = [np.percentile(dur[group == code], 99, method="higher") for code in range(len(names))]
+        each = [np.sort(dur[group == code]) for code in range(len(names))]
+        highest = [own[math.ceil(0.99 * (len(own) - 1))] for own in each]
         parts["calls"].append(
             {
                 "rank": np.full(len(order), rank),

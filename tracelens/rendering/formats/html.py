@@ -242,7 +242,8 @@ def _packed_plotly() -> tuple[bytes, str]:
     script = Path(folder, "package_data", "plotly.min.js").read_bytes()
     # Fit to stand inside a script element.
     script = re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
-    return compressed(script), digest(script)
+    # One level lower takes half of the time, and 3% more bytes.
+    return compressed(script, level=2), digest(script)
 
 
 def inert(text: bytes) -> bytes:

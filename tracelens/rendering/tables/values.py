@@ -182,6 +182,8 @@ def each_on_one_line(texts: Sequence[str]) -> list[str]:
 
 def encodable(text: str) -> str:
     """`text` that UTF-8 can take: lone surrogates, which JSON may hold, become U+FFFD."""
+    if text.isascii():
+        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import SYNCHRONIZE
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, percentiles
 from tracelens.table import RANK, Coded, Column, Schema, Table, codes, sums
 from tracelens.trace import matching, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
@@ -344,8 +344,8 @@ class ReplayedStep:
                     continue
                 # Nodes that wait for nothing recorded stay as recorded.
                 caused = nodes[graph.first[nodes + 1] > graph.first[nodes]]
-                error_ns = np.abs((times.start - graph.start)[caused]) if len(caused) else [0]
-                p50, p90, p99 = np.percentile(error_ns, (50, 90, 99)).round().astype(np.int64).tolist()
+                error_ns = np.abs((times.start - graph.start)[caused]) if len(caused) else np.zeros(1)
+                p50, p90, p99 = percentiles(error_ns, 50, 90, 99).round().astype(np.int64).tolist()
                 unexplained_ns = self.unexplained[index].get(name, 0)
                 rows.append(
                     {

@@ -259,8 +259,12 @@ def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     known = (costs.items[item].cost for item in items)
     dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
     rate = gemm_rate(trace, device, layers.stage == EXPERTS)
-    is_masked = {"aten::one_hot", "aten::nonzero"} <= set(trace.arrays.names)
-    return ExpertLoops(loops(trace, _bytes_per_s(device)), trace.work.dur, rate, dtype, is_masked)
+    found = loops(trace, _bytes_per_s(device))
+    # Each iteration of such a loop looks for its rows.
+    removed = np.concatenate([_NONE, *(loop.removed for loop in found if loop.phase == FORWARD)])
+    looks = lookup(trace.arrays.named(lambda name: name == "aten::nonzero"), trace.work.op[removed], False)
+    is_masked = "aten::one_hot" in trace.arrays.names and bool(looks.any())
+    return ExpertLoops(found, trace.work.dur, rate, dtype, is_masked)
 
 
 @scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",), reads=(expert_loops,))
@@ -269,9 +273,9 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
     Assumes:
         Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace, but for tiles that each
-        expert's rows do not fill. Host reads of sizes are
-        gone; other work keeps its time less the fixed cost of the removed calls. Loops of the transformers
-        library become its own grouped path, which sorts rows and clears those of other ranks' experts.
+        expert's rows do not fill. Host reads of sizes are gone; other work keeps its time less the fixed cost
+        of the removed calls. Loops of the transformers library become its own grouped path, which sorts rows
+        and clears those of other ranks' experts.
     """
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
     graph, of_rank = context.gpu_graph(), context.read(expert_loops)

@@ -199,6 +199,28 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
     assert (result.meta["experts"], result.meta["top_k"]) == (16, None)
 
 
+@pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_experts_right_before_attention(shared: Any, loop: bool) -> None:
+    """As where queries come from experts: keys, values and their rotation are no part of the MoE layer."""
+
+    class Queries(Recorder):
+        def block(self, layer: int) -> None:
+            self.layer = layer
+            self.norm()
+            self.moe()
+            self.layer = -1
+            self.mm(8, HIDDEN, 3 * HIDDEN)
+            for name in ("neg", "cat", "mul", "add"):
+                self.op(f"aten::{name}", f"rotating_{name}", grad=f"{name.title()}Backward0")
+            self.op("aten::_flash_attention_forward", "flash_fwd_kernel", grad="FlashAttentionBackward0")
+            self.mm(8, HIDDEN, HIDDEN)
+
+    recorder = Queries(Model(shared=shared, loop=loop), 0)
+    recorder.backward(0, recorder.forward(0))
+    assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
+
+
 def test_all_experts_in_one_batch_of_products() -> None:
     """GPT-OSS and Llama 4: every expert computes every token, or room for as many."""
 

@@ -189,6 +189,8 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
     # GEMMs over groups of rows; batches of matrices are attention's as well.
     batched = trace.arrays.named(_BATCHED.fullmatch)
     grouped = (kind == GROUPED) & ~lookup(batched, lexed.op, False)
+    work = trace.work
+    to_attention = work.category[lexed.row] == work.categories.index("attention")
     for number in sorted({*chosen, *_with_experts(lexed, cuts, grouped)}):
         low, high = int(bounds[number - 1]), int(bounds[number])
         router = -1
@@ -203,6 +205,8 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
         if router < 0:
             router = _gate_of_experts(lexed, low, high, grouped, sizes)
         if router >= 0:
+            if high < len(kind) and to_attention[high]:
+                high = _before_projections(lexed, router, high, sizes)
             first, last = _trimmed(lexed, low, high)
             routed.append(LayerWindow(first, last, router, "", ()))
     framed = _by_frames(trace, lexed, border)
@@ -276,6 +280,32 @@ def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
     while last < high and last - int(structure[-1]) <= 2 and lexed.kind[last] in (OTHER, CAST, ACTIVATION):
         last += 1
     return first, last
+
+
+def _before_projections(lexed: Tokens, router: int, high: int, sizes: Sizes) -> int:
+    """Where attention begins with its projections, if no normalization lies between the experts and them.
+
+    They read whole tokens, and attention reads what they give. A shared expert ends with a GEMM that reads
+    what its first ones gave.
+
+    Args:
+        lexed: its forward work.
+        router: its token.
+        high: first token of attention itself.
+        sizes: of the GEMM at a token.
+    """
+    gemms = router + 1 + np.flatnonzero(GEMMS[lexed.kind[router + 1 : high]])
+    experts = gemms[lexed.kind[gemms] == GROUPED]
+    if not len(experts):
+        experts = _of_one_size(gemms, lexed.op, 0, sizes)
+    hidden = sizes(int(experts[0])).depth if len(experts) else -1
+    if hidden <= 0:
+        return high
+    for gemm in gemms[gemms > experts[-1]][::-1].tolist():
+        if sizes(gemm).depth != hidden:
+            break
+        high = gemm
+    return high
 
 
 def _by_frames(trace: Trace, lexed: Tokens, border: Bool) -> list[LayerWindow]:

@@ -100,7 +100,10 @@ class RankPasses(NamedTuple):
             return layer_pass.expert_rows
         if self.moves_tokens and not self.group:
             return ()  # how many experts the rank has is not known
-        unused = layer_pass.experts // max(len(self.group), 1) - len(rows)
+        experts = layer_pass.experts // max(len(self.group), 1)
+        if len(rows) <= layer_pass.sorted_by < experts:
+            experts = layer_pass.sorted_by
+        unused = experts - len(rows)
         return (*rows, *(0,) * unused) if unused >= 0 else ()
 
 

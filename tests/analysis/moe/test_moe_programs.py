@@ -21,7 +21,7 @@ from tests.analysis.moe_traces import (
     as_trace,
     record,
 )
-from tests.builders import records
+from tests.builders import draw, records
 from tracelens import analyze
 from tracelens.table import Result
 from tracelens.trace import make_run
@@ -126,6 +126,18 @@ def test_attention_to_the_best_keys(keys: int) -> None:
             recorder.mlp(8)
 
     assert is_dense(analyzed(program))
+
+
+def test_graphs_hide_whether_there_are_experts() -> None:
+    """Their kernels have no ops, so that a model is not said to have no MoE layers."""
+    graphs = draw("""
+        step 1                  | ----------
+        launch cudaGraphLaunch  |  aa
+        s7 gatherTopK           |     a
+        s7 grouped_gemm         |      aa
+    """)
+    found = [skip.reason for skip in analyze(make_run([graphs]), "moe").skips]
+    assert found == ["no MoE layer outside of graphs; --captures or --twin finds the ops in them"]
 
 
 # What other programs do

@@ -52,7 +52,7 @@ from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Trace, rows_by_code, steps_of
+from tracelens.trace import WORK_KINDS, Trace, is_unattributed, rows_by_code, steps_of
 
 PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
@@ -199,6 +199,13 @@ class _ArgumentSizes:
         except Uncounted:
             top_k = -1
         return shape[-1], top_k, int(np.prod(shape[:-1]))
+
+
+def why_no_layer(trace: Trace) -> str:
+    """Why a trace shows no MoE layer."""
+    if is_unattributed(trace):
+        return "no MoE layer outside of graphs; --captures or --twin finds the ops in them"
+    return "no MoE layer: no router followed by experts"
 
 
 class PassNumber(NamedTuple):

@@ -211,6 +211,32 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
     assert (result.meta["experts"], result.meta["top_k"]) == (16, None)
 
 
+@pytest.mark.parametrize("top_k", [False, True], ids=["maxima", "top-k"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_router_that_normalizes_what_it_makes_of_tokens(shared: Any, top_k: bool) -> None:
+    """ZAYA: a narrow copy of the tokens has a norm of its own, and two layers choose by it."""
+
+    class Narrow(Recorder):
+        def route(self) -> None:
+            with self.part("router"):
+                self.mm(8, HIDDEN, 24)
+                self.norm()
+                self.mm(8, 24, 24)
+                self.op("aten::gelu", "vectorized_elementwise_gelu", grad="GeluBackward0")
+            with self.part("router"):
+                self.mm(8, 24, 8)
+                if top_k:
+                    choose(self, 8, 8)
+                else:
+                    self.op("aten::max", "reduce_kernel", grad="MaxBackward0")
+
+    recorder = Narrow(Model(shared=shared, fused_norm=False), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
+    assert result.meta["experts"] == 8
+
+
 @pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
 @pytest.mark.parametrize("shared", SHARED)
 def test_experts_right_before_attention(shared: Any, loop: bool) -> None:

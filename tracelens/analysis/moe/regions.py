@@ -351,7 +351,7 @@ def regions(trace: Trace) -> Regions:
         router = window.router if lexed.kind[window.router] == TOPK or not len(choosing) else choosing[-1]
         experts, top_k, seen = reader.choice(int(router))
         gate = window.first + np.flatnonzero(layer.stage == ROUTER)
-        for gate_gemm in gate[lexed.kind[gate] == GEMM].tolist():
+        for gate_gemm in gate[lexed.kind[gate] == GEMM][::-1].tolist():  # the last one gives scores
             gemm = reader.gemm_size(gate_gemm)
             experts = gemm.columns if experts <= 0 else experts
             seen = gemm.rows if seen < 0 else seen

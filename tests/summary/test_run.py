@@ -222,6 +222,21 @@ def test_the_first_finding_sets_the_goal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("confidence", "more_ms", "text"),
+    [
+        ("medium", 12, "grouped GEMM would probably bring it to about 70 ms (alone to 58 ms)"),
+        ("low", 12, "grouped GEMM might save about 30% (alone 42%)"),
+        ("low", 1, "grouped GEMM might save about 30%"),
+    ],
+)
+def test_what_the_first_remedy_saves_alone_is_told_where_it_is_more(
+    confidence: str, more_ms: float, text: str
+) -> None:
+    found = sample.findings(("Expert loop", "grouped_gemm", 30.0, confidence), more_ms=more_ms)
+    assert clauses(summary(sample.steps([100]), found))[-1] == text
+
+
+@pytest.mark.parametrize(
     ("found", "text"),
     [
         (("Expert loop", "grouped_gemm", 1.5, "high"), "grouped GEMM would save about 1.5%"),

@@ -28,6 +28,10 @@ PART_SHARE = 0.1
 SAVING_SHARE = 0.02
 """Share of the step (0-1) that a saving exceeds to be told as a step time: smaller ones are lost in it."""
 
+ALONE_SHARE = 0.05
+"""Share of the step (0-1) that the first finding saves more by itself than on top of others, from which the
+headline tells both: projections are hardly nearer."""
+
 COVERED_SHARE = 0.5
 """Share of the GPU time (0-1) that cost models count, from which they speak for a run's kernels: most."""
 

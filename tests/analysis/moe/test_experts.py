@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.moe_traces import Model, recorded
+from tests.analysis.moe_traces import KERNEL_NS, Model, Recorder, as_trace, recorded
 from tests.builders import records
 from tracelens import analyze
 from tracelens.analysis.moe.layers import GemmSize, rows_in_group, rows_in_loop
 from tracelens.analysis.moe.regions import LayerPass
 from tracelens.table import Result
+from tracelens.trace import make_run
 
 ROWS = {0: [0, 5, 0, 1, 2, 2, 3, 3], 1: [0, 5, 0, 1, 4, 2, 1, 3]}
 """Micro-batch to rows of the eight experts of one GPU."""
@@ -71,6 +72,27 @@ def test_without_recorded_arguments() -> None:
     assert not len(result["experts"])
     assert not len(result["expert_balance"])
     assert skipped(result) == ["shapes of the expert GEMMs not recorded; use record_shapes=True"]
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["itself", "op in it"])
+def test_a_choice_that_computes_nothing_is_no_expert(scattered: bool) -> None:
+    """The router also chooses from skipping the layer; tokens are sorted by the experts with weights."""
+
+    class Skipping(Recorder):
+        def permute(self) -> None:
+            arguments = self.arguments([[8, 2], []], ["", "7"])
+            with self.part("permute"), self.around("cpu_op", "aten::one_hot", **arguments):
+                if scattered:
+                    self.op("aten::scatter_", "_scatter_gather_kernel")
+                else:
+                    self.launch("one_hot_kernel", KERNEL_NS)
+            super().permute()
+
+    recorder = Skipping(Model(layers=1, rows=lambda *_: [0, 5, 1, 2, 2, 3, 3]), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert records(result["expert_balance"], "experts", "unused", "tokens_mean") == [(7, 1.0, 16 / 7)]
+    assert result.meta["experts"] == 8
 
 
 def test_how_many_experts_a_rank_has_may_not_be_known() -> None:

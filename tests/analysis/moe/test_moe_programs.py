@@ -21,7 +21,7 @@ from tests.analysis.moe_traces import (
     as_trace,
     record,
 )
-from tests.builders import records
+from tests.builders import draw, records
 from tracelens import analyze
 from tracelens.table import Result
 from tracelens.trace import make_run
@@ -128,6 +128,18 @@ def test_attention_to_the_best_keys(keys: int) -> None:
     assert is_dense(analyzed(program))
 
 
+def test_graphs_hide_whether_there_are_experts() -> None:
+    """Their kernels have no ops, so that a model is not said to have no MoE layers."""
+    graphs = draw("""
+        step 1                  | ----------
+        launch cudaGraphLaunch  |  aa
+        s7 gatherTopK           |     a
+        s7 grouped_gemm         |      aa
+    """)
+    found = [skip.reason for skip in analyze(make_run([graphs]), "moe").skips]
+    assert found == ["no MoE layer outside of graphs; --captures or --twin finds the ops in them"]
+
+
 # What other programs do
 
 
@@ -197,6 +209,54 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
     assert layers_of(result) == [(0, 0), (0, 1)]
     assert times(result) == recorder.truth
     assert (result.meta["experts"], result.meta["top_k"]) == (16, None)
+
+
+@pytest.mark.parametrize("top_k", [False, True], ids=["maxima", "top-k"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_router_that_normalizes_what_it_makes_of_tokens(shared: Any, top_k: bool) -> None:
+    """ZAYA: a narrow copy of the tokens has a norm of its own, and two layers choose by it."""
+
+    class Narrow(Recorder):
+        def route(self) -> None:
+            with self.part("router"):
+                self.mm(8, HIDDEN, 24)
+                self.norm()
+                self.mm(8, 24, 24)
+                self.op("aten::gelu", "vectorized_elementwise_gelu", grad="GeluBackward0")
+            with self.part("router"):
+                self.mm(8, 24, 8)
+                if top_k:
+                    choose(self, 8, 8)
+                else:
+                    self.op("aten::max", "reduce_kernel", grad="MaxBackward0")
+
+    recorder = Narrow(Model(shared=shared, fused_norm=False), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
+    assert result.meta["experts"] == 8
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_experts_right_before_attention(shared: Any, loop: bool) -> None:
+    """As where queries come from experts: keys, values and their rotation are no part of the MoE layer."""
+
+    class Queries(Recorder):
+        def block(self, layer: int) -> None:
+            self.layer = layer
+            self.norm()
+            self.moe()
+            self.layer = -1
+            self.mm(8, HIDDEN, 3 * HIDDEN)
+            for name in ("neg", "cat", "mul", "add"):
+                self.op(f"aten::{name}", f"rotating_{name}", grad=f"{name.title()}Backward0")
+            self.op("aten::_flash_attention_forward", "flash_fwd_kernel", grad="FlashAttentionBackward0")
+            self.mm(8, HIDDEN, HIDDEN)
+
+    recorder = Queries(Model(shared=shared, loop=loop), 0)
+    recorder.backward(0, recorder.forward(0))
+    assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
 
 
 def test_all_experts_in_one_batch_of_products() -> None:

@@ -78,6 +78,21 @@ def test_each_level_by_hand() -> None:
     assert records(result["changes"], "kind", "base", "delta_ns") == [("slower", "aten::mm", 1_000)]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        ('types=["float","float"]', 'types=["short","short"]', "other types"),
+        ("[[4,8],[8,2]]", "[[4,8],[8,3]]", "other shapes"),
+    ],
+)
+def test_other_arguments(old: str, new: str, cause: str) -> None:
+    """The same shapes in another element type are not other shapes."""
+    result = diff(run(BASE), run(BASE.replace(old, new).replace("aaaa ", "aa   ")))
+    causes = level(result, "cause")
+    assert (causes[cause], causes["same kernels"]) == ((3_500, 2_500), (1_500, 1_500))
+    assert records(result["changes"], "kind", "base", "delta_ns") == [(cause, "aten::mm", -1_000)]
+
+
 ROOT = """
     op outer             | --------------------
     op aten::first       |  ---

@@ -18,6 +18,7 @@ from tracelens.analysis.moe.regions import (
     Regions,
     model_layers,
     regions,
+    why_no_layer,
 )
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "model_layers",
     "regions",
     "token_messages",
+    "why_no_layer",
 ]

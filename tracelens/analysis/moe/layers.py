@@ -181,7 +181,7 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
     kind = lexed.kind
     border = (kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0)
     # Without frames: what lies between two borders and has a router, and experts behind it.
-    routed = []
+    routed: list[LayerWindow] = []
     routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
     cuts = np.flatnonzero(border)
     bounds = np.append(cuts, len(kind))
@@ -189,6 +189,8 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
     # GEMMs over groups of rows; batches of matrices are attention's as well.
     batched = trace.arrays.named(_BATCHED.fullmatch)
     grouped = (kind == GROUPED) & ~lookup(batched, lexed.op, False)
+    work = trace.work
+    to_attention = work.category[lexed.row] == work.categories.index("attention")
     for number in sorted({*chosen, *_with_experts(lexed, cuts, grouped)}):
         low, high = int(bounds[number - 1]), int(bounds[number])
         router = -1
@@ -203,6 +205,14 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
         if router < 0:
             router = _gate_of_experts(lexed, low, high, grouped, sizes)
         if router >= 0:
+            experts_gemms = _expert_gemms(lexed, router, high, sizes)
+            hidden = sizes(int(experts_gemms[0])).depth if len(experts_gemms) else -1
+            if hidden > 0 and high < len(kind) and to_attention[high]:
+                high = _before_projections(lexed, int(experts_gemms[-1]), high, hidden, sizes)
+            above = int(bounds[number - 2]) if number > 1 else low
+            is_free = not to_attention[above] and (not routed or routed[-1].last <= above)
+            if is_free and _narrows(lexed, above, low, router, hidden, sizes):
+                low = above
             first, last = _trimmed(lexed, low, high)
             routed.append(LayerWindow(first, last, router, "", ()))
     framed = _by_frames(trace, lexed, border)
@@ -276,6 +286,54 @@ def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
     while last < high and last - int(structure[-1]) <= 2 and lexed.kind[last] in (OTHER, CAST, ACTIVATION):
         last += 1
     return first, last
+
+
+def _expert_gemms(lexed: Tokens, router: int, high: int, sizes: Sizes) -> Int:
+    """The tokens of the expert GEMMs between a router and the end of its part."""
+    gemms = router + 1 + np.flatnonzero(GEMMS[lexed.kind[router + 1 : high]])
+    grouped = gemms[lexed.kind[gemms] == GROUPED]
+    return grouped if len(grouped) else _of_one_size(gemms, lexed.op, 0, sizes)
+
+
+def _before_projections(lexed: Tokens, expert: int, high: int, hidden: int, sizes: Sizes) -> int:
+    """Where attention begins with its projections, if no normalization lies between the experts and them.
+
+    They read whole tokens, and attention reads what they give. A shared expert ends with a GEMM that reads
+    what its first ones gave.
+
+    Args:
+        lexed: forward work of the rank.
+        expert: token of the last expert GEMM.
+        high: first token of attention itself.
+        hidden: size of a token.
+        sizes: of the GEMM at a token.
+    """
+    for gemm in (expert + 1 + np.flatnonzero(GEMMS[lexed.kind[expert + 1 : high]]))[::-1].tolist():
+        if sizes(gemm).depth != hidden:
+            break
+        high = gemm
+    return high
+
+
+def _narrows(lexed: Tokens, above: int, low: int, router: int, hidden: int, sizes: Sizes) -> bool:
+    """Whether a router begins before a norm, with fewer columns of the tokens that only it normalizes.
+
+    Its next GEMM reads fewer columns than a token has, and the last one before the norm gives as many.
+
+    Args:
+        lexed: forward work of the rank.
+        above: first token of the part before the norm.
+        low: first token behind it.
+        router: its token.
+        hidden: size of a token.
+        sizes: of the GEMM at a token.
+    """
+    gates = low + np.flatnonzero(GEMMS[lexed.kind[low : router + 1]])
+    before = above + _last_gemm(GEMMS[lexed.kind[above:low]], lexed.op[above:low])
+    if not len(gates) or not len(before) or lexed.segment[above] != lexed.segment[router]:
+        return False
+    depth, size = sizes(int(gates[0])).depth, sizes(int(before[-1]))
+    return 0 < depth < hidden and (size.depth, size.columns) == (hidden, depth)
 
 
 def _by_frames(trace: Trace, lexed: Tokens, border: Bool) -> list[LayerWindow]:
@@ -444,10 +502,13 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     is_gemm = GEMMS[kind]
     # The router's own GEMM: the kernels of the last one before the top-k, or of the one that stands for it.
     gate = _last_gemm(is_gemm[: router + 1], op)
-    # Those of a router of several layers: what they give is activated first, unlike what an expert gives.
+    # Those of a router of several layers: what they give is activated first, unlike what an expert gives, or
+    # normalized, of fewer columns than a token has.
+    hidden = sizes(low + first).depth if len(experts) else -1
     while len(gate) and len(layer := _last_gemm(is_gemm[: gate[0]], op)):
-        is_input = sizes(low + int(layer[-1])).columns == sizes(low + int(gate[0])).depth > 0
-        if not is_input or ACTIVATION not in kind[layer[-1] : gate[0]]:
+        depth, between = sizes(low + int(gate[0])).depth, kind[layer[-1] : gate[0]]
+        is_input = sizes(low + int(layer[-1])).columns == depth > 0
+        if not is_input or not (ACTIVATION in between or (depth < hidden and BORDER in between)):
             break
         gate = np.concatenate((layer, gate))
     stage[is_gemm] = SHARED

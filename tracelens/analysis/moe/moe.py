@@ -283,11 +283,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     if not isinstance(numbers, str):
         ranks = [rank.numbered(layers) for rank, layers in zip(ranks, numbers, strict=True)]
     with_layers = [rank for rank in ranks if rank.passes]
-    skips = [
-        Skip(f"rank {rank.rank}", "no MoE layer: no router followed by experts")
-        for rank in ranks
-        if not rank.passes
-    ]
+    skips = [Skip(f"rank {rank.rank}", rank.lacking) for rank in ranks if rank.lacking]
     ep_groups = groups(ranks)
     rows: dict[str, list[dict[str, Any]]] = {
         "layers": [_layer_rows(rank) for rank in with_layers],

@@ -21,7 +21,7 @@ from tracelens.analysis.moe.layers import (
     in_launch_order,
     stage_of,
 )
-from tracelens.analysis.moe.regions import BACKWARD, PHASES, UNATTRIBUTED, LayerPass, regions
+from tracelens.analysis.moe.regions import BACKWARD, PHASES, UNATTRIBUTED, LayerPass, regions, why_no_layer
 from tracelens.arrays import Bool, Int, lookup, numbered, unique
 from tracelens.table import nearest, sums
 from tracelens.trace import (
@@ -43,6 +43,7 @@ class RankPasses(NamedTuple):
 
     rank: int  # of the trace
     passes: list[LayerPass]  # passes of micro-batches through layers
+    lacking: str  # why there are none, "" where there are
     labels: list[str]  # names of the steps
     steps: int  # number of steps, whole ones
     step_ns: float  # mean duration of a step
@@ -100,7 +101,10 @@ class RankPasses(NamedTuple):
             return layer_pass.expert_rows
         if self.moves_tokens and not self.group:
             return ()  # how many experts the rank has is not known
-        unused = layer_pass.experts // max(len(self.group), 1) - len(rows)
+        experts = layer_pass.experts // max(len(self.group), 1)
+        if len(rows) <= layer_pass.sorted_by < experts:
+            experts = layer_pass.sorted_by
+        unused = experts - len(rows)
         return (*rows, *(0,) * unused) if unused >= 0 else ()
 
 
@@ -195,6 +199,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     return RankPasses(
         rank=trace.meta.rank,
         passes=layers.passes,
+        lacking="" if layers.passes else why_no_layer(trace),
         labels=layers.labels,
         steps=steps,
         step_ns=step_ns,

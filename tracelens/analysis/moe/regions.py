@@ -26,6 +26,7 @@ from tracelens.analysis.moe.layers import (
     GEMMS,
     MAX_EXPERTS,
     PERMUTATION,
+    ROUTE,
     ROUTER,
     STAGES,
     TOPK,
@@ -51,7 +52,7 @@ from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Trace, rows_by_code, steps_of
+from tracelens.trace import WORK_KINDS, Trace, is_unattributed, rows_by_code, steps_of
 
 PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
@@ -73,6 +74,9 @@ class LayerPass:
     grouped: bool  # whether the expert GEMMs are grouped
     # sizes of the expert GEMMs in order of launch; of grouped ones the rows of all experts
     gemms: tuple[GemmSize, ...]
+    # experts that tokens are sorted by, -1 where not recorded: a router may choose from others, too, that
+    # compute nothing
+    sorted_by: int = -1
     # rows of each expert of this rank by its number, empty where the trace does not tell
     expert_rows: tuple[int, ...] = ()
 
@@ -106,6 +110,10 @@ class Regions(NamedTuple):
     # number of a chunk in the whole model to its MoE layers, of the chunks that the rank runs; empty where
     # the trace does not tell which
     chunk_layers: Mapping[int, int]
+
+
+_COUNTS = {"aten::one_hot": 1, "aten::histc": 1, "aten::bincount": 2}
+"""Ops that tell the tokens of experts apart, and which argument says how many experts there are."""
 
 
 @dataclass
@@ -148,6 +156,19 @@ class _ArgumentSizes:
         groups = dict(cost.dims).get("G", 0) if cost is not None else 0
         return rows_in_group([*own, *inside], int(groups), rows[0])
 
+    def sorted_by(self, first: int, last: int) -> int:
+        """Experts by which tokens are told apart among some tokens of work; -1 where that is not recorded."""
+        events = self.trace.arrays
+        for token in range(first, last):
+            op = int(self.lexed.op[token])
+            if self.lexed.kind[token] != ROUTE or op < 0:
+                continue
+            for event in (op, int(events.parent[op])):
+                argument = _COUNTS.get(self._ops.name(event), -1) if event >= 0 else -1
+                if argument >= 0 and self._ops.row[event] >= 0:
+                    return self._ops.call(event).integer(argument, -1)
+        return -1
+
     def itemsize(self, token: int) -> int:
         """Bytes of an element of the GEMM at a token; 2 where that is not recorded."""
         self.gemm_size(token)
@@ -178,6 +199,13 @@ class _ArgumentSizes:
         except Uncounted:
             top_k = -1
         return shape[-1], top_k, int(np.prod(shape[:-1]))
+
+
+def why_no_layer(trace: Trace) -> str:
+    """Why a trace shows no MoE layer."""
+    if is_unattributed(trace):
+        return "no MoE layer outside of graphs; --captures or --twin finds the ops in them"
+    return "no MoE layer: no router followed by experts"
 
 
 class PassNumber(NamedTuple):
@@ -323,7 +351,7 @@ def regions(trace: Trace) -> Regions:
         router = window.router if lexed.kind[window.router] == TOPK or not len(choosing) else choosing[-1]
         experts, top_k, seen = reader.choice(int(router))
         gate = window.first + np.flatnonzero(layer.stage == ROUTER)
-        for gate_gemm in gate[lexed.kind[gate] == GEMM].tolist():
+        for gate_gemm in gate[lexed.kind[gate] == GEMM][::-1].tolist():  # the last one gives scores
             gemm = reader.gemm_size(gate_gemm)
             experts = gemm.columns if experts <= 0 else experts
             seen = gemm.rows if seen < 0 else seen
@@ -344,6 +372,7 @@ def regions(trace: Trace) -> Regions:
             itemsize=reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2,
             grouped=layer.grouped,
             gemms=gemms,
+            sorted_by=reader.sorted_by(window.first, int(gemm_tokens[0])) if len(gemm_tokens) else -1,
         )
         if new_pass.rows and min(new_pass.rows) >= 0:
             expert_rows = reader.expert_rows(new_pass, window, int(gemm_tokens[0]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
-from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
+from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions, why_no_layer
 from tracelens.arrays import Int, lookup, unique
 from tracelens.table import RANK, STEP, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
@@ -274,7 +274,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
             in_layers = waits & (calls.layer_pass >= 0)
             values["moe.blocking_calls"] = _count(_step_at(windows, calls.start[in_layers]), windows)
         else:
-            lacking["moe"] = "no MoE layer: no router followed by experts"
+            lacking["moe"] = why_no_layer(trace)
         # Most that was allocated on the GPU in each step, with what was allocated before it began.
         allocated = trace.tables["events"].array("bytes")
         memory_event = events.names.index(MEMORY_EVENT) if MEMORY_EVENT in events.names else -1

@@ -30,6 +30,7 @@ from tracelens.compare.diff.pairing import (
     ONE_SIDED,
     OTHER_KERNELS,
     OTHER_SHAPES,
+    OTHER_TYPES,
     RENAMED_CALLS,
     SAME_WORK,
     WAIT,
@@ -69,7 +70,7 @@ WATERFALL = Schema(
 
 KINDS = (
     "removed", "added", "duplicated", "wrapper removed", "wrapper added", "renamed", "moved", "exchanged",
-    "slower", "faster", "other shapes", "other kernels",
+    "slower", "faster", "other types", "other shapes", "other kernels",
 )  # fmt: skip
 
 CHANGES = Schema(
@@ -497,7 +498,12 @@ def changes(base: RankSide, cand: RankSide, pairing: Pairing) -> dict[ChangeKey,
     for aligned in pairing.steps:
         _structure(by_key, sides, aligned)
     # Matched calls whose time differs.
-    kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
+    kinds = {
+        SAME_WORK: "slower",
+        OTHER_TYPES: "other types",
+        OTHER_SHAPES: "other shapes",
+        OTHER_KERNELS: "other kernels",
+    }
     collected: dict[ChangeKey, Change] = {}
     for number, (side, other) in enumerate(((base, cand), (cand, base))):
         cause, partner = pairing.cause[number], pairing.partner[number]

@@ -16,6 +16,7 @@ from tracelens.trace import WORK_KINDS
 CAUSES = (
     "same kernels",
     "other kernels",
+    "other types",
     "other shapes",
     "renamed calls",
     "calls replaced by others",
@@ -24,7 +25,10 @@ CAUSES = (
     "waiting for other ranks",
     "without an op",
 )
-SAME_WORK, OTHER_KERNELS, OTHER_SHAPES, RENAMED_CALLS, EXCHANGED, ONE_SIDED, COMM, WAIT, NO_OP = range(9)
+(
+    SAME_WORK, OTHER_KERNELS, OTHER_TYPES, OTHER_SHAPES, RENAMED_CALLS, EXCHANGED, ONE_SIDED, COMM, WAIT,
+    NO_OP,
+) = range(len(CAUSES))  # fmt: skip
 
 _BUDGET, _FLOOR = 64, 1 << 20
 """Steps of unequal number are aligned up to _BUDGET times the nodes of both runs plus _FLOOR nodes."""
@@ -173,9 +177,14 @@ def _causes(side: RankSide, counterpart: RankSide, partner: Int, how: Int) -> In
     matched = match >= 0
     node, other = side.node[matched], match[matched]
     same_kernels = _kernels(side)[node] == _kernels(counterpart)[other]
-    same_shapes = side.forest.signature[node] == counterpart.forest.signature[other]
-    same_shapes |= bare(side.forest, node) | bare(counterpart.forest, other)  # of unknown shapes: no others
-    cause[matched] = np.where(same_shapes, np.where(same_kernels, SAME_WORK, OTHER_KERNELS), OTHER_SHAPES)
+    same_shapes = side.forest.shapes[node] == counterpart.forest.shapes[other]
+    same_arguments = side.forest.signature[node] == counterpart.forest.signature[other]
+    same_arguments |= bare(side.forest, node) | bare(counterpart.forest, other)  # of unknown ones: no others
+    cause[matched] = np.where(
+        same_arguments,
+        np.where(same_kernels, SAME_WORK, OTHER_KERNELS),
+        np.where(same_shapes, OTHER_TYPES, OTHER_SHAPES),
+    )
     cause[matched & (outcome == RENAMED)] = RENAMED_CALLS
     cause[side.node < 0] = NO_OP
     cause[side.work.kind[side.row] == WORK_KINDS.index("comm")] = COMM

@@ -167,6 +167,7 @@ class Forest:
     copied: Bool  # a graph replays it: it was copied from where the graph was captured
     launches: Bool  # whether GPU work is its own
     has_arguments: Bool  # whether their shapes or types are known
+    shapes: Hash  # hash of the shapes of its arguments, 0 for none
     scope: Hash  # hash of the name of the innermost module or scope around it, 0 for none
     named: Hash  # hash of its name
     signature: Hash  # hash of its name and arguments
@@ -347,13 +348,15 @@ def forest(trace: Trace, marks: Int) -> Forest:
     named = name_hashes[events.name[rows]]
     # Shapes and types of each event's arguments, 0 where none are recorded.
     ops = trace.tables["ops"]
-    arguments = np.zeros(len(events.start), dtype=np.uint64)
-    for weight, name in ((1, "shapes"), (3, "dtypes")):
+    shapes: Hash = np.zeros(len(events.start), dtype=np.uint64)
+    types: Hash = np.zeros(len(events.start), dtype=np.uint64)
+    for hashed, name in ((shapes, "shapes"), (types, "dtypes")):
         column = ops.columns[name]
         hashes = text_hashes(list(column.values))
         hashes[[not text for text in column.values]] = 0
         if len(hashes):
-            arguments[ops.array("event_id")] += hashes[column.codes] * np.uint64(weight)
+            hashed[ops.array("event_id")] = hashes[column.codes]
+    arguments: Hash = shapes + types * np.uint64(3)
     signature = _mixed(named + _MIX * arguments[rows])
     # The name of the innermost module or scope around each, 0 for none.
     frames = events.where("annotation") & ~matching(events.names, STEP_MARK)[events.name]
@@ -371,6 +374,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
         copied=events.copied[rows],
         launches=np.isin(rows, trace.work.op),
         has_arguments=arguments[rows] != 0,
+        shapes=shapes[rows],
         scope=scope,
         named=named,
         signature=signature,

@@ -113,7 +113,7 @@ WATERFALL = Schema(
 TABLES = {"rungs": RUNGS, "changed": CHANGED, "total": TOTAL, "waterfall": WATERFALL}
 
 _SHOWN, _EDITS = 5, 3
-_TIMES = ("slower", "faster", "other shapes", "other kernels")
+_TIMES = ("slower", "faster", "other types", "other shapes", "other kernels")
 """Kinds of changes that keep the calls."""
 
 

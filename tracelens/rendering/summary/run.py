@@ -19,6 +19,7 @@ from tracelens.rendering.summary.wording import (
     short_reason,
 )
 from tracelens.rendering.thresholds import (
+    ALONE_SHARE,
     BANDWIDTH_SHARE,
     CAUSE_SHARE,
     COVERED_SHARE,
@@ -443,12 +444,17 @@ def _saving(figures: RunFigures) -> str:
     first = [0]
     (title,), (fix,), (confidence,) = (table.texts(name, first) for name in ("finding", "fix", "confidence"))
     remedy = fix or f"fixing finding 1 ({title.partition(':')[0]})"
-    saving_ns, verb = float(table.array("additional_ns")[0]), _VERBS[confidence]
+    saving_ns, alone_ns = (float(table.array(name)[0]) for name in ("additional_ns", "saving_ns"))
+    verb = _VERBS[confidence]
+    # A symptom has the saving of the causes below it taken away, which who mends it first gets, too.
+    is_more = alone_ns - saving_ns > ALONE_SHARE * base_ns
     step_ns = figures.pace.step_ns or figures.times.step_ns
     is_step = figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE
     if is_step and confidence != "low" and saving_ns > SAVING_SHARE * base_ns:
-        return f"{remedy} {verb} bring it to about {about(base_ns - saving_ns)}"
-    return f"{remedy} {verb} save about {percent(saving_ns / base_ns)}"
+        alone = f" (alone to {about(base_ns - alone_ns)})" if is_more else ""
+        return f"{remedy} {verb} bring it to about {about(base_ns - saving_ns)}{alone}"
+    alone = f" (alone {percent(alone_ns / base_ns)})" if is_more else ""
+    return f"{remedy} {verb} save about {percent(saving_ns / base_ns)}{alone}"
 
 
 def _unexplained(figures: RunFigures) -> str:

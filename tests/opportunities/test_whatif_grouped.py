@@ -18,16 +18,7 @@ from tests.what_if.replays import run_of
 from tracelens.analysis.moe import BACKWARD, FORWARD, LayerPass, regions
 from tracelens.analysis.moe.layers import GemmSize
 from tracelens.errors import TracelensError
-from tracelens.opportunities.experts import (
-    CLEAR_RATE,
-    COPY_RATE,
-    SORTING_OPS,
-    _LoopReader,
-    cleared_ns,
-    grouped_gemm_ns,
-    iterations,
-    loops,
-)
+from tracelens.opportunities import experts as grouping
 from tracelens.trace import Run, Trace
 from tracelens.what_if import Edge, Edit, Node, ScenarioContext, parse_request, whatif
 from tracelens.what_if.graph import RunGraph, StepSpan, build
@@ -84,8 +75,8 @@ def test_other_scenarios_hold_beside_it(tmp_path: Path) -> None:
 
 def test_what_of_a_loop_goes_and_what_stays() -> None:
     (trace,) = recorded(Model(layers=1))[0].traces
-    forward, backward = loops(trace, 0)
-    assert [iterations(forward.layer_pass), forward.phase, backward.phase] == [8, FORWARD, BACKWARD]
+    forward, backward = grouping.loops(trace, 0)
+    assert [grouping.iterations(forward.layer_pass), forward.phase, backward.phase] == [8, FORWARD, BACKWARD]
     # Two products and one activation a turn; backward each product is two kernels in as many ops, and the
     # gradients of two weights are added up.
     assert [len(rows) for rows in (forward.gemms, forward.kept, forward.removed)] == [2, 1, 7 * 3]
@@ -107,13 +98,13 @@ def test_work_on_rows_keeps_what_is_not_fixed_cost(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Recorder, "mlp", mlp)
     (trace,) = recorded(Model(layers=1, order="F0"))[0].traces
-    (loop,) = loops(trace, 1e12)
+    (loop,) = grouping.loops(trace, 1e12)
     assert loop.kept_ns.tolist() == pytest.approx([1_000 + 100 * ROWS])
     # A row is 64 bytes to read and 64 to write: 400 ns at 0.32 GB/s, which leaves 400 ns of fixed cost of the
     # 1.2 us that two rows take in the mean; at 0.1 GB/s nothing is left.
-    (slow,) = loops(trace, 0.32e9)
+    (slow,) = grouping.loops(trace, 0.32e9)
     assert slow.kept_ns.tolist() == pytest.approx([400 + 400 * ROWS])
-    (slowest,) = loops(trace, 0.1e9)
+    (slowest,) = grouping.loops(trace, 0.1e9)
     assert slowest.kept_ns.tolist() == pytest.approx([8 * 1_000 + 100 * ROWS])
 
 
@@ -142,7 +133,7 @@ def test_gradients_of_all_experts_in_each_turn_go(
     monkeypatch.setattr(Recorder, "one_back", one_back)
     monkeypatch.setattr(Recorder, "mlp", mlp)
     (trace,) = recorded(Model(layers=1))[0].traces
-    _, backward = loops(trace, 0)
+    _, backward = grouping.loops(trace, 0)
     stays = {trace.work.names[code] for code in trace.work.name[backward.kept].tolist()}
     assert ({"kernel_of_fill_", "kernel_of_copy_"} <= stays) != goes
     assert stays.isdisjoint({"kernel_of_fill_", "kernel_of_copy_"}) == goes
@@ -157,7 +148,7 @@ def test_sizes_that_the_host_reads_in_the_loop_go(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Recorder, "mlp", reads)
     (trace,) = recorded(Model(layers=1, order="F0"))[0].traces
-    (loop,) = loops(trace, 0)
+    (loop,) = grouping.loops(trace, 0)
     # The first read is in front of the experts' first product, which is where the loop is seen to begin.
     assert len(loop.blocking_calls) in (7, 8)
     gone = {trace.work.names[code] for code in trace.work.name[loop.removed].tolist()}
@@ -173,18 +164,18 @@ def test_grouped_products_by_hand() -> None:
         *[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows]
     )
     # 2 x 100 x 100 x 50 = 1e6 FLOPs each at 1 GFLOP/s: 1 ms. (100 x 150 + 4 x 5,000) x 2 bytes = 70,000.
-    assert grouped_gemm_ns(layer_pass, FORWARD, 1e9, 1e9, 0) == pytest.approx(2e6)
-    assert grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 0) == pytest.approx(4e6)
+    assert grouping.grouped_gemm_ns(layer_pass, FORWARD, 1e9, 1e9, 0) == pytest.approx(2e6)
+    assert grouping.grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 0) == pytest.approx(4e6)
     # 240 rows more for each of 4 experts: 1,060 instead of 100.
-    assert grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 240) == pytest.approx(4e6 * 10.6)
-    assert grouped_gemm_ns(layer_pass, FORWARD, 1e12, 1e9, 0) == pytest.approx(2 * 70_000)
+    assert grouping.grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 240) == pytest.approx(4e6 * 10.6)
+    assert grouping.grouped_gemm_ns(layer_pass, FORWARD, 1e12, 1e9, 0) == pytest.approx(2 * 70_000)
     # Gate and up projections apart: two products of a size an expert, and as many weights.
     gate = visit(*[GemmSize(count, 100, 50) for count in rows for _ in range(2)])
-    assert iterations(gate) == 8
+    assert grouping.iterations(gate) == 8
     apart = visit(*gate.gemms, *[GemmSize(count, 50, 100) for count in rows])
-    assert iterations(apart) == 4
-    assert grouped_gemm_ns(apart, FORWARD, 1e9, 1e9, 0) == pytest.approx(3e6)
-    assert grouped_gemm_ns(apart, FORWARD, 1e12, 1e9, 0) == pytest.approx(
+    assert grouping.iterations(apart) == 4
+    assert grouping.grouped_gemm_ns(apart, FORWARD, 1e9, 1e9, 0) == pytest.approx(3e6)
+    assert grouping.grouped_gemm_ns(apart, FORWARD, 1e12, 1e9, 0) == pytest.approx(
         2 * (200 * 150 + 8 * 5_000) + 70_000
     )
 
@@ -196,9 +187,11 @@ def test_cleared_rows_by_hand() -> None:
         *[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows]
     )
     moved = 2 * 25_000 * 2
-    assert cleared_ns(layer_pass, FORWARD, 1e9) == pytest.approx(moved / CLEAR_RATE)
-    assert cleared_ns(layer_pass, BACKWARD, 1e9) == pytest.approx(moved / CLEAR_RATE + moved / COPY_RATE)
-    assert cleared_ns(layer_pass, FORWARD, 0) == 0
+    assert grouping.cleared_ns(layer_pass, FORWARD, 1e9) == pytest.approx(moved / grouping.CLEAR_RATE)
+    assert grouping.cleared_ns(layer_pass, BACKWARD, 1e9) == pytest.approx(
+        moved / grouping.CLEAR_RATE + moved / grouping.COPY_RATE
+    )
+    assert grouping.cleared_ns(layer_pass, FORWARD, 0) == 0
 
 
 def test_a_loop_with_a_one_hot_mask_becomes_the_path_that_sorts_and_clears(
@@ -227,7 +220,7 @@ def test_a_loop_with_a_one_hot_mask_becomes_the_path_that_sorts_and_clears(
     monkeypatch.setattr(Recorder, "compute", masked)
     longer, assumption = projected(model)
     # A call takes 1.2 us, what lies around it another 0.2 or 0.4.
-    assert longer - plain == pytest.approx(2 * SORTING_OPS * 1_500, rel=0.1)
+    assert longer - plain == pytest.approx(2 * grouping.SORTING_OPS * 1_500, rel=0.1)
     assert "transformers" in assumption
 
 
@@ -240,9 +233,9 @@ def test_work_of_one_size_for_all_experts_is_done_once(monkeypatch: pytest.Monke
         self.mm(rows, inner, HIDDEN, ns)
 
     monkeypatch.setattr(Recorder, "mlp", mlp)
-    (loop,) = loops(recorded(Model(layers=1, order="F0"))[0].traces[0], 1e12)
+    (loop,) = grouping.loops(recorded(Model(layers=1, order="F0"))[0].traces[0], 1e12)
     assert loop.kept_ns.tolist() == [3_000]
-    (even,) = loops(recorded(Model(layers=1, order="F0", rows=lambda *_: [2] * 8))[0].traces[0], 1e9)
+    (even,) = grouping.loops(recorded(Model(layers=1, order="F0", rows=lambda *_: [2] * 8))[0].traces[0], 1e9)
     assert even.kept_ns[0] > 3_000
 
 
@@ -357,7 +350,7 @@ def test_an_op_in_two_forms_is_repeated_as_one() -> None:
     name = np.array(
         [0] * 5 + [1] * 3 + [2] * 8 + [3] * 3 + [2] * 3
     )  # of ops: two forms, around them, another
-    reader = object.__new__(_LoopReader)
+    reader = object.__new__(grouping._LoopReader)
     work: Any = SimpleNamespace(op=np.array([*range(8), *range(16, 19)]), forward=np.full(11, -1))
     reader.work, reader.name = work, np.where(np.arange(22) >= 19, 4, name)
     reader.outermost = np.array([*range(8, 16), *range(19, 22)])

@@ -54,8 +54,15 @@ from tracelens.table import Result, codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code, union
 from tracelens.units import duration, milliseconds
 from tracelens.what_if import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.graph import ALL_TO_ALLS, Edge, Edit, Node, RunGraph, usual_host_share, work_nodes
-from tracelens.what_if.thresholds import PAUSE_NS
+from tracelens.what_if.graph import (
+    ALL_TO_ALLS,
+    Edge,
+    Edit,
+    Node,
+    add_calls,
+    usual_host_share,
+    work_nodes,
+)
 
 LOOP_GEMMS = 4
 """This many GEMMs with weights of one size in one layer are a loop over experts."""
@@ -319,7 +326,12 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     point = (idle | waits) & ~busy
     launches = int((idle & ~busy).sum())
     usual = usual_host_share(graph, edit, point)
-    added = _add_host_time(graph, edit, graph.src[launch & sorts[graph.dst]], point)
+    added = ""
+    if op_ns := add_calls(graph, edit, graph.src[launch & sorts[graph.dst]], SORTING_OPS, point):
+        added = (
+            "; the grouped path of the transformers library clears rows around each GEMM, and sorts them in "
+            f"{duration(SORTING_OPS * op_ns)} of host time a pass"
+        )
     edit.dur[work] = 0
     edit.delay[work | point] = 0
     edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
@@ -335,20 +347,6 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
         "other work keeps its time less the fixed cost of the removed calls; host reads of sizes and the "
         f"expert-by-expert assembly of gradients are gone{added}{usual}"
-    )
-
-
-def _add_host_time(graph: RunGraph, edit: Edit, calls: Int, loop: Bool) -> str:
-    """Let the host sort rows before these calls; `loop` is a mask of the calls that it makes no more."""
-    host = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
-    gone, before = host & loop[graph.dst], np.flatnonzero(host & np.isin(graph.dst, calls))
-    if not len(before) or not gone.any():
-        return ""
-    op_ns = float(edit.lag[gone].mean())
-    edit.set_lag(before, edit.lag[before] + SORTING_OPS * op_ns)
-    return (
-        f"; the grouped path of the transformers library clears rows around each GEMM, and sorts them in "
-        f"{duration(SORTING_OPS * op_ns)} of host time a pass"
     )
 
 

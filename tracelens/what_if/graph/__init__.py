@@ -3,6 +3,7 @@
 from tracelens.what_if.graph.build import RankPart, Recorded, StepSpan, build, join, rank_part
 from tracelens.what_if.graph.changes import (
     ALL_TO_ALLS,
+    add_calls,
     drop_host_time,
     drop_work,
     fuse,
@@ -30,6 +31,7 @@ __all__ = [
     "RunGraph",
     "StepSpan",
     "TooLong",
+    "add_calls",
     "build",
     "drop_host_time",
     "drop_work",

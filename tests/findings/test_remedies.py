@@ -42,9 +42,14 @@ TITLES = {
 }
 
 
-def of(name: str, platform: TracePlatform, in_graphs: bool = False) -> str:
+def of(name: str, platform: TracePlatform, in_graphs: bool = False, cause: str = "") -> str:
     """The remedy of a bundled detector."""
-    return remedy(DETECTORS.get(name), platform, in_graphs=in_graphs)
+    return remedy(DETECTORS.get(name), platform, in_graphs=in_graphs, cause=cause)
+
+
+def of_loop(platform: TracePlatform, cause: str = "rows split") -> str:
+    """What to do about a loop over experts."""
+    return of("expert_loop", platform, cause=cause)
 
 
 def test_there_are_remedies_for_every_detector() -> None:
@@ -120,19 +125,27 @@ def test_the_kernel_argument_pool_is_for_rocm_only() -> None:
 
 
 def test_a_framework_is_told_in_its_own_flags() -> None:
-    assert "--moe-grouped-gemm" in of("expert_loop", TracePlatform("nvidia", ("megatron",)))
-    assert "use_turbo_grouped_gemm" in of("expert_loop", TracePlatform("amd", ("primus",)))
-    assert "experts_implementation" in of("expert_loop", TracePlatform("nvidia", ("huggingface",)))
-    assert "--experts grouped" in of("expert_loop", TracePlatform("nvidia", ("workload",)))
-    assert "grouped_mm" not in of("expert_loop", TracePlatform("nvidia", ("megatron",)))
+    assert "--moe-grouped-gemm" in of_loop(TracePlatform("nvidia", ("megatron",)))
+    assert "use_turbo_grouped_gemm" in of_loop(TracePlatform("amd", ("primus",)))
+    assert "experts_implementation" in of_loop(TracePlatform("nvidia", ("huggingface",)))
+    assert "--experts grouped" in of_loop(TracePlatform("nvidia", ("workload",)))
+    assert "grouped_mm" not in of_loop(TracePlatform("nvidia", ("megatron",)))
+
+
+def test_a_loop_with_a_one_hot_mask_is_one_of_transformers() -> None:
+    for platform in (TracePlatform("nvidia"), TracePlatform("amd", ("huggingface",))):
+        text = of_loop(platform, cause="one-hot mask")
+        assert 0 < text.index("Sort the tokens") < text.index('experts_implementation="grouped_mm"')
+        assert "For reference" not in text.replace("For reference: Primus", "")
+        assert "Megatron" not in text
 
 
 def test_without_a_framework_torch_comes_first_and_those_of_frameworks_after_it_for_reference() -> None:
-    text = of("expert_loop", TracePlatform("nvidia"))
+    text = of_loop(TracePlatform("nvidia"))
     assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("For reference:")
     assert "Primus" not in text
     assert text.partition("For reference:")[2].count(": ") == 2
-    assert "Primus" in of("expert_loop", TracePlatform("amd")).partition("For reference:")[2]
+    assert "Primus" in of_loop(TracePlatform("amd")).partition("For reference:")[2]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,7 @@ def test_without_a_framework_torch_comes_first_and_those_of_frameworks_after_it_
     ],
 )
 def test_versions_count_and_an_unknown_one_is_recent(version: str, function: str) -> None:
-    text = of("expert_loop", TracePlatform("nvidia", (), {"torch": version} if version else {}))
+    text = of_loop(TracePlatform("nvidia", (), {"torch": version} if version else {}))
     assert function in text
     assert text.count("Sort the tokens by expert") == 1
 

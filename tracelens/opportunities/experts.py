@@ -94,6 +94,9 @@ UNEVEN = 1.5
 """Busiest rank / mean from which tokens are told to be uneven even where that costs no time here: such a rank
 needs half as much memory and time again."""
 
+_MASKED, _SPLIT = "one-hot mask", "rows split"
+"""How a loop comes by the rows of each expert, by which remedies are chosen."""
+
 GPUS_PER_NODE = 8
 """GPUs that the links of a node connect, in all bundled devices' servers."""
 
@@ -131,8 +134,9 @@ _NONE = np.empty(0, dtype=np.int64)
             "torch 2.9).",
             framework=("huggingface",),
             best=True,
+            cause=(_SPLIT,),
         ),
-        Remedy("Megatron-LM: --moe-grouped-gemm.", framework=("megatron",), best=True),
+        Remedy("Megatron-LM: --moe-grouped-gemm.", framework=("megatron",), best=True, cause=(_SPLIT,)),
         Remedy("The bundled workload: --experts grouped.", framework=("workload",)),
         Remedy(
             "Sort the tokens by expert and call torch.nn.functional.grouped_mm (torch 2.10; "
@@ -142,6 +146,11 @@ _NONE = np.empty(0, dtype=np.int64)
         ),
         Remedy(
             "Sort the tokens by expert and call torch._grouped_mm.", versions={"torch": "<2.10"}, plain=True
+        ),
+        Remedy(
+            "Loops of the transformers library find the rows of each expert in a one-hot mask, as this one "
+            'does: load its models with experts_implementation="grouped_mm" (transformers 5; torch 2.9).',
+            cause=(_MASKED,),
         ),
     ),
 )
@@ -217,6 +226,7 @@ def expert_loop(context: RankContext) -> Outcome:
         f"{gaps.sum() / max(loop_ns.sum(), 1):.0%} of that in gaps; grouped GEMMs need about "
         f"{milliseconds(context.per_step(float(grouped_ns.sum())), 1)}/step",
         "medium",
+        cause=_MASKED if context.trace.once(_finds_rows_in_mask) else _SPLIT,
     )
 
 
@@ -266,12 +276,16 @@ def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     known = (costs.items[item].cost for item in items)
     dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
     rate = gemm_rate(trace, device, layers.stage == EXPERTS)
-    found = loops(trace, _bytes_per_s(device))
-    # Each iteration of such a loop looks for its rows.
-    removed = np.concatenate([_NONE, *(loop.removed for loop in found if loop.phase == FORWARD)])
-    looks = lookup(trace.arrays.named(lambda name: name == "aten::nonzero"), trace.work.op[removed], False)
-    is_masked = "aten::one_hot" in trace.arrays.names and bool(looks.any())
-    return ExpertLoops(found, trace.work.dur, rate, dtype, is_masked)
+    return ExpertLoops(
+        loops(trace, _bytes_per_s(device)), trace.work.dur, rate, dtype, trace.once(_finds_rows_in_mask)
+    )
+
+
+def _finds_rows_in_mask(trace: Trace) -> bool:
+    """Whether each iteration finds its rows in a one-hot mask; ask with `trace.once(_finds_rows_in_mask)`."""
+    turns = sum(map(iterations, trace.once(regions).passes))
+    looks = trace.arrays.named(lambda name: name == "aten::nonzero").sum()
+    return "aten::one_hot" in trace.arrays.names and looks >= LOOP_SHARE * turns > 0
 
 
 @scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",), reads=(expert_loops,))

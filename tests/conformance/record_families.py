@@ -269,6 +269,34 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 4,
         "head_dim": 128, "num_hidden_layers": 4, "vocab_size": 65536,
     },
+    "apertus": {
+        "hidden_size": 2048, "intermediate_size": 7168, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "num_hidden_layers": 4, "vocab_size": 65536,
+    },
+    "stablelm": {
+        "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_hidden_layers": 5, "vocab_size": 50304,
+    },
+    "hunyuan_v1_dense": {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 12, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 5, "vocab_size": 65536,
+    },
+    "ernie4_5": {
+        "hidden_size": 2560, "intermediate_size": 7680, "num_attention_heads": 20, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 3, "vocab_size": 49152,
+    },
+    "ministral3": {
+        "hidden_size": 1536, "intermediate_size": 5120, "num_attention_heads": 12, "num_key_value_heads": 12,
+        "head_dim": 128, "num_hidden_layers": 5, "vocab_size": 32768,
+    },
+    "cohere2": {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "num_hidden_layers": 4, "vocab_size": 65536,
+    },
+    "gpt_neox": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 4,
+        "vocab_size": 50432,
+    },
 }  # fmt: skip
 TINY = {
     "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
@@ -338,6 +366,13 @@ HELIUM = Run("helium", 4, 512, "", log=False)
 NEMOTRON = Run("nemotron", 4, 1024, "")
 PLAIN_GRANITE = Run("granite", 4, 1024, "", log=False)
 SEED = Run("seed_oss", 2, 1024, "")
+APERTUS = Run("apertus", 4, 1024, "")
+STABLE = Run("stablelm", 4, 1024, "", log=False)
+HUNYUAN_DENSE = Run("hunyuan_v1_dense", 4, 1024, "")
+ERNIE_DENSE = Run("ernie4_5", 2, 2048, "", log=False)
+MINISTRAL = Run("ministral3", 8, 1024, "")
+COHERE_DENSE = Run("cohere2", 2, 2048, "")
+NEOX = Run("gpt_neox", 4, 1024, "", log=False)
 ZAYA_DECODES = Run("zaya", 32, 1, kind="decode")
 SWA_DECODES = Run("granitemoe_swa", 16, 1, kind="decode")
 MISTRAL_DECODES = Run("mistral", 64, 1, "", kind="decode")
@@ -408,6 +443,13 @@ AFTER = {
     "nemotron": NEMOTRON,
     "plain_granite": PLAIN_GRANITE,
     "seed": SEED,
+    "apertus": APERTUS,
+    "stable": STABLE,
+    "hunyuan_dense": HUNYUAN_DENSE,
+    "ernie_dense": ERNIE_DENSE,
+    "ministral": MINISTRAL,
+    "cohere_dense": COHERE_DENSE,
+    "neox": NEOX,
     "zaya_decode": ZAYA_DECODES.but(graph=True),
     "swa_decode": SWA_DECODES.but(graph=True),
     "mistral_decode": MISTRAL_DECODES.but(graph=True),
@@ -570,6 +612,18 @@ BEFORE_IT = {
     "plain_granite.quadruple": PLAIN_GRANITE.but(batch=16),
     "plain_granite.recompute": PLAIN_GRANITE.but(recompute=True),
     "seed.fp32": SEED.but(dtype="float32"),
+    "apertus.fp32": APERTUS.but(dtype="float32"),
+    "stable.fp32": STABLE.but(dtype="float32"),
+    "hunyuan_dense.fp32": HUNYUAN_DENSE.but(dtype="float32"),
+    "ernie_dense.fp32": ERNIE_DENSE.but(dtype="float32"),
+    "ministral.fp32": MINISTRAL.but(dtype="float32"),
+    "cohere_dense.fp32": COHERE_DENSE.but(dtype="float32"),
+    "neox.fp32": NEOX.but(dtype="float32"),
+    "apertus.recompute": APERTUS.but(recompute=True),
+    "ministral.recompute": MINISTRAL.but(recompute=True),
+    "neox.recompute": NEOX.but(recompute=True),
+    "stable.double": STABLE.but(batch=8),
+    "cohere_dense.half": COHERE_DENSE.but(batch=1),
     "zaya_decode.eager": ZAYA_DECODES,
     "swa_decode.eager": SWA_DECODES,
     "mistral_decode.eager": MISTRAL_DECODES,

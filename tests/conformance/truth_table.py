@@ -95,9 +95,7 @@ def pairs() -> list[Pair]:
 def located(text: str) -> Path | None:
     """Where a trace is; None where it is not here."""
     root, _, name = text.partition(":")
-    sets = {
-        name: HERE / name for name in ("before", "second", "third", "fourth", "fifth", "sixth", "seventh")
-    }
+    sets = {path.parent.name: path.parent for path in HERE.glob("*/MANIFEST.toml")}
     path = {"samples": SAMPLES, "corpus": folder(), **sets}.get(root)
     return path / name if path and (path / name).exists() else None
 

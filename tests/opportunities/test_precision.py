@@ -12,7 +12,7 @@ from tracelens.analysis.roofline import reachable_time
 from tracelens.costs import OpCost
 from tracelens.devices import Device, device, memory_rate
 from tracelens.findings import DETECTORS, Detection, Outcome, RankContext, TracePlatform, remedy
-from tracelens.opportunities.precision import in_type, kept_wide
+from tracelens.opportunities.precision import OPTIMIZER_SHARE, in_type, kept_wide
 from tracelens.what_if import whatif
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -127,6 +127,37 @@ def test_attention_takes_at_least_what_the_device_reaches_in_16_bits() -> None:
     by_peaks = 20 * COLUMN * H200.vector["fp32"] / H200.matrix["bf16"]
     assert left_ns > by_peaks
     assert 20 * COLUMN - saved_ns == pytest.approx(left_ns, rel=0.05)
+
+
+def test_attention_op_by_op_is_one_kernel_in_16_bits() -> None:
+    """Two batched GEMMs and a softmax inside of it, and an optimizer behind it, of eight columns each."""
+    shapes = "[[4,16,2048,128],[4,16,2048,128],[4,16,2048,128],[],[],[]]"
+    batched = 'shapes=[[64,2048,128],[64,128,2048]] types=["float","float"]'
+    text = f"""
+        step 1 | ------
+        op aten::_scaled_dot_product_attention_math shapes={shapes} types=["float","float","float","","",""] values=["","","","","0.","False"] | -----
+        op aten::bmm {batched} | -
+        op aten::_softmax shapes=[[64,2048,2048],[],[]] types=["float","Scalar","Scalar"] |  -
+        op aten::bmm {batched} |   -
+        op aten::_fused_adamw_ |      -
+        launch | abc  d
+        s7 cutlass_80_simt_sgemm | aaaaaaaa        cccccccc
+        s7 cunn_SoftMaxForward |         bbbbbbbb
+        s7 multi_tensor_apply_kernel |                         dddddddd
+    """  # noqa: E501
+    run = draw_run(aligned(text), ns_per_char=COLUMN)
+    (attention,) = kept_wide(run.traces[0], H200).attention
+    assert attention.rows.tolist() == [0, 1, 2]
+    assert attention.cost.flops == 4 * 4 * 16 * 2048**2 * 128
+    result = whatif(run, ["dtype=bf16"], device="h200")
+    saved_ns = result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])
+    needed_ns = reachable_time(attention.name, in_type(attention.cost, "bf16"), H200).ns
+    expected_ns = 24 * COLUMN - needed_ns + 8 * COLUMN * (1 - OPTIMIZER_SHARE)
+    # What is launched behind it starts no earlier than it is launched.
+    assert saved_ns == pytest.approx(expected_ns, rel=0.03)
+    assert (
+        "1 call of attention, op by op before, as one kernel each" in result["assumptions"]["assumption"][0]
+    )
 
 
 @pytest.mark.parametrize(

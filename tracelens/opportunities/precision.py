@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -438,6 +438,27 @@ def _unfused_attention(trace: Trace) -> Iterator[UnfusedAttention]:
         yield UnfusedAttention(rows, cost, name)
 
 
+def _one_kernel_each(
+    calls: Iterable[UnfusedAttention], dtype: str, device: Device, place: Int, dur_ns: Float
+) -> Iterator[tuple[Int, int, float]]:
+    """Calls that take longer than one kernel: places of their work, the one that stays, its time / as it was.
+
+    Args:
+        calls: of attention.
+        dtype: what it is computed in.
+        device: that computes it.
+        place: of each piece of work, -1 for none.
+        dur_ns: time of the work at each place.
+    """
+    for call in calls:
+        own = place[call.rows]
+        own = own[own >= 0]
+        needed = reachable_time(call.name, in_type(call.cost, dtype), device)
+        if 0 < needed.ns < dur_ns[own].sum():
+            longest = int(own[np.argmax(dur_ns[own])])
+            yield own, longest, needed.ns / float(dur_ns[longest])
+
+
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs, kept_wide))
 def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """GEMMs multiply in TYPE (fp8, bf16, fp32, ...); from 16 bits, the model and its messages are in it.
@@ -496,16 +517,11 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
                 )[of_size]
                 place = np.full(len(part.cost), -1, dtype=np.int64)
                 place[work] = np.arange(len(work))
-                for attention in wide.attention:
-                    needed = reachable_time(attention.name, in_type(attention.cost, argument), part.device)
-                    own = place[attention.rows]
-                    own = own[own >= 0]
-                    if not needed.ns or needed.ns >= dur_ns[own].sum():
-                        continue
-                    longest = own[np.argmax(dur_ns[own])]
+                of_type = [each for each in wide.attention if each.cost.dtype in replaced]
+                for own, kept, share in _one_kernel_each(of_type, argument, part.device, place, dur_ns):
                     factor[own], cast_ns[own] = 0.0, 0.0
-                    factor[longest] = needed.ns / dur_ns[longest]
-                    gone[nodes[own[own != longest]]] = True
+                    factor[kept] = share
+                    gone[nodes[own[own != kept]]] = True
                     fused += 1
         edit.set_dur(nodes, dur_ns * factor + np.where(dur_ns > 0, cast_ns, 0))
         after = edit.dur[nodes].astype(float)

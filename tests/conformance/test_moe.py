@@ -206,4 +206,4 @@ def test_no_other_trace_has_moe_layers(case: Case) -> None:
     known = case.name.startswith((MEGATRON, HUGGING_FACE))
     assert (result.meta.get("layers", 0) > 0) == known
     if not known:
-        assert all(skip.reason == "no MoE layer: no router followed by experts" for skip in result.skips)
+        assert all(skip.reason.startswith("no MoE layer") for skip in result.skips)

@@ -379,8 +379,8 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
 
     def named(pattern: re.Pattern[str]) -> Bool:
-        codes = matching(names, pattern)
-        of_op, of_forward = (lookup(codes, lookup(name, row, -1), False) for row in (work.op, caused))
+        fits = matching(names, pattern)
+        of_op, of_forward = (lookup(fits, lookup(name, row, -1), False) for row in (work.op, caused))
         return of_op | of_forward
 
     of_loss = named(_LOSS)
@@ -399,7 +399,7 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     of_norm = np.isin(caused, inside)
     # The casts go with the first piece of each, forward and backward.
     casts, cast_bytes = (np.zeros(len(work.op), dtype=np.int64) for _ in range(2))
-    _, first = np.unique(np.stack([caused, work.op]), axis=1, return_index=True)
+    _, first = np.unique(codes(caused, work.op)[0], return_index=True)
     is_first = np.zeros(len(work.op), dtype=bool)
     is_first[first] = True
     for mask, count in ((is_first & np.isin(caused, scaled), 2), (named(_LOGITS), 1)):
@@ -506,8 +506,9 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
                     moved[row] = new / BITS[cost.dtype]
             factor = np.where(gemms, factor, moved[part.cost[work]])
             of_optimizer = part.parameters[work] & (part.cost[work] < 0)
-            factor[of_optimizer] = new / max(BITS[name] for name in replaced)
-            if new < max(BITS[name] for name in replaced) and part.device:
+            old = max(BITS[name] for name in replaced)
+            factor[of_optimizer] = new / old
+            if new < old and part.device:
                 factor[wide.stays[work]] = 1.0
                 factor[wide.optimizer[work]] = OPTIMIZER_SHARE
                 casts += int(wide.casts[work].sum())

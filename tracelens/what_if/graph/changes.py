@@ -67,13 +67,19 @@ def add_calls(graph: RunGraph, edit: Edit, nodes: Int, count: int, like: Bool) -
 
     Each takes as long as those under the mask `like`, in the mean.
     """
-    host = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
+    host = _between_calls(graph)
     before, alike = np.flatnonzero(host & np.isin(graph.dst, nodes)), host & like[graph.dst]
     if not len(before) or not alike.any():
         return 0.0
     call_ns = float(edit.lag[alike].mean())
     edit.set_lag(before, edit.lag[before] + count * call_ns)
     return call_ns
+
+
+def _between_calls(graph: RunGraph) -> Bool:
+    """Which edges are recorded host time that is no pause."""
+    mask: Bool = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
+    return mask
 
 
 def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
@@ -83,7 +89,7 @@ def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
     `projector`): what stays is as likely to have the usual one. It only ever shrinks. Returns the factor that
     host time has then, as a share of the recorded; 1 where it is not known.
     """
-    host = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
+    host = _between_calls(graph)
     recorded, gone = graph.lag[host].sum(), host & calls[graph.dst]
     factor = float(edit.lag[host].sum() / max(recorded, 1))
     if not USUAL_HOST_SHARE < factor < 1:

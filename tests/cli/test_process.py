@@ -189,6 +189,19 @@ def wait_for_work(process: subprocess.Popen[str], cpu_s: float) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_no_import_is_broken_off(name: str, tmp_path: Path) -> None:
+    plugin, done = tmp_path / "plugin.py", tmp_path / "imported"
+    plugin.write_text(
+        "import os, pathlib, signal\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        f"pathlib.Path({str(done)!r}).touch()\n"
+    )
+    code, _, errors = ended("gate", FAST, SLOW, env={"TRACELENS_PLUGINS": str(plugin)})
+    assert (code, errors) == (130, "tracelens: interrupted\n")
+    assert done.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

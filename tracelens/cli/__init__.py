@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
@@ -17,6 +18,8 @@ from tracelens.lazy import lazy
 from tracelens.printable import printable
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from tracelens.cli.app import command_line
     from tracelens.cli.command import Command, flags_of, without_none
     from tracelens.cli.commands import ROOT, CommandGroup, Home, Page, chosen, described
@@ -55,6 +58,9 @@ _MEANT_OPTIONS = {
 }
 """Options of other commands and tools to what does it here."""
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_CAN_WAIT = hasattr(signal, "setitimer")
+_POLL_S, _IMPORT_S = 0.01, 5.0
+"""How often an import is asked whether it is over, and how long it may take."""
 
 
 def main() -> None:
@@ -193,16 +199,36 @@ def _meant_commands(word: str) -> str:
 
 
 def _end_like_ctrl_c() -> None:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does, unless whoever started it has it ignore them."""
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, unless whoever started it has it ignore them.
 
-    def end(*_: object) -> None:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the clean-up
+    None of them ends an import halfway, where Python allows to wait: that would leave a lock behind for which
+    other threads wait, and extension modules that report another error, or crash.
+    """
+    deadline = float("inf")
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal deadline
+        now = time.monotonic()
+        deadline = min(deadline, now + _IMPORT_S)
+        if _CAN_WAIT and now < deadline and _imports(frame):
+            signal.setitimer(signal.ITIMER_REAL, _POLL_S)
+            return
+        for other in _ENDING:
+            signal.signal(other, signal.SIG_IGN)  # a second one would interrupt the clean-up
         raise KeyboardInterrupt
 
-    for number in _ENDING:
-        if signal.getsignal(number) == signal.SIG_DFL:
+    for number in (signal.SIGINT, *_ENDING):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
+    if _CAN_WAIT:
+        signal.signal(signal.SIGALRM, end)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether this frame is part of an import."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _interrupted() -> int:

@@ -6,12 +6,12 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import tracelens
 from tests.builders import aligned, draw, draw_run, events, write

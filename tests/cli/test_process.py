@@ -121,7 +121,6 @@ def build(splitter, encoded):
     {end}
 """,
     "analyzer": """
-from dataclasses import replace
 from tracelens.analysis import ANALYZERS
 def ends(*arguments, **options):
     {end}

@@ -8,12 +8,12 @@ longer.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 import tracelens
 from tests.conformance.corpus import FOREIGN, folder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 import tracelens.devices.catalogue
 from tracelens.devices import SECONDARY, Device, device, devices

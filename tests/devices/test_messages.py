@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tracelens.devices import (
     AttentionCurve,

@@ -6,11 +6,11 @@ import gc
 import importlib
 import pkgutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 import tracelens
 from tests.effort import effort

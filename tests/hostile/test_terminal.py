@@ -6,12 +6,12 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from tests.compare.gate.gate_sides import side
 from tests.effort import effort

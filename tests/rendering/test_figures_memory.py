@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.rendering.sample_memory import PARTS, memory
 from tracelens.rendering.figures import figures

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.rendering import sample, sample_picture
 from tests.rendering.sample_picture import STEP_NS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import tracelens
 from tests.what_if.replays import run_of

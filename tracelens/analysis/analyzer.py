@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tracelens.errors import WrongOption, suggestion
 from tracelens.guard import Failure, guard
@@ -22,8 +24,7 @@ T = TypeVar("T")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """What several analyzers need of all ranks together: made once a run, shown in no report."""
 
     name: str  # as in the `shared` of an analyzer
@@ -62,8 +63,7 @@ class Shared:
         return guard(self.name, self.function, parts, *shared, **_selected(options, _options(self.function)))
 
 
-@dataclass(frozen=True)
-class Analyzer:
+class Analyzer(Struct, frozen=True):
     """A registered analyzer.
 
     Most look at one rank after the other: they are functions of a run whose tables are the tables of its

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from tracelens.calibrate.kernels import attention_curve, gemm_curves, memory_bandwidths, transfer_bandwidths
 from tracelens.calibrate.launches import launch_cost

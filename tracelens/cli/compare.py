@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from msgspec import structs
+
 from tracelens.cli.command import command
 from tracelens.cli.commands import CANDIDATES
 from tracelens.cli.output import (
@@ -119,9 +121,8 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
         verdict, compared = request.outcome(options, sides, why=True, compared=bool(out.report))
     report = as_report(verdict)
     if out.report is not None:
-        render(
-            replace(report, results=(*report.results, *(compared.results if compared else ()))), out.report
-        )
+        results = (*report.results, *(compared.results if compared else ()))
+        render(structs.replace(report, results=results), out.report)
         say(f"wrote {out.report}")
     if out.junit is not None:
         write_file(out.junit, junit(verdict))

@@ -8,6 +8,8 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from tracelens.cli.command import command
 from tracelens.cli.output import (
     WRITTEN,
@@ -177,6 +179,6 @@ def compare(results: Verifications, reading: Graphs, out: Delivery, _: ReadLimit
             {name: step.values(name) for name in step.schema.names} | {"scenario": ["AFTER"] * len(step)}
         )
         tables, skips = {"step": renamed, **result.data}, (*result.skips, *projected.skips)
-        result = replace(result, data=tables, skips=skips)
+        result = structs.replace(result, data=tables, skips=skips)
     out.deliver(result, inputs=[results.before, results.after, *traces.paths])
     return int(bool(result.meta["broken"]))

@@ -47,11 +47,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import erfc, exp, inf, log, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Float, Int
 from tracelens.compare.thresholds import (
@@ -129,8 +129,7 @@ class PooledVariance(NamedTuple):
         return PooledVariance(squares / freedom if freedom else 0.0, freedom)
 
 
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(Struct, frozen=True):
     """Noise of an estimate: normal distributions around 0, with weights that add up to 1."""
 
     sigma: Float

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from math import prod
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
 
 from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
@@ -55,8 +56,7 @@ class OpCost(NamedTuple):
     note: str = ""  # what a reader must know about the count ("half of it masked", "upper bound"), or ""
 
 
-@dataclass(frozen=True)
-class CostModel:
+class CostModel(Struct, frozen=True):
     """A registered cost model."""
 
     name: str  # of the op, or a pattern

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import exp, log
 from typing import Literal, NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from tracelens.units import duration, three_digit_decimals
 
@@ -121,8 +122,7 @@ class Modeled(NamedTuple):
         return f"modeled (CDNA tiles), {self.tested}" if self.tested else "modeled (CDNA tiles)"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCost:
+class LaunchCost(Struct, frozen=True):
     """Host time per kernel, ns; 0 is not measured."""
 
     kernel_ns: float = 0.0  # between short kernels that are launched back to back
@@ -132,8 +132,7 @@ class LaunchCost:
     backward_ns: float = 0.0  # of its backward, per kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Results of `tracelens calibrate`."""
 
     gemms: tuple[GemmCurve, ...] = ()
@@ -141,7 +140,7 @@ class Measured:
     bandwidths: tuple[Bandwidth, ...] = ()
     launch: LaunchCost = LaunchCost()
     # circumstances (date, gpu, torch, driver, clocks) by name
-    about: Mapping[str, str] = field(default_factory=dict, hash=False)
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.gemms or self.attention or self.bandwidths or self.launch != LaunchCost())
@@ -255,8 +254,7 @@ def _in_grid(point: tuple[int, ...], grid: Mapping[tuple[int, ...], float]) -> f
     return interpolate(size, sizes, rates)
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One GPU as software sees it. Rates are data-sheet peaks, dense, per second.
 
     A number that is not published is 0 (or missing in a mapping); none is made up by scaling another.
@@ -271,20 +269,23 @@ class Device:
     hbm_bytes_per_s: float  # memory bandwidth
     cache_bytes: int  # last-level cache
     # FLOP/s of the matrix units by element type (see DTYPES); integer operations count alike
-    matrix: Mapping[str, float] = field(hash=False)
-    vector: Mapping[str, float] = field(hash=False)  # FLOP/s of the vector units
+    matrix: Mapping[str, float]
+    vector: Mapping[str, float]  # FLOP/s of the vector units
     # max-achievable FLOP/s of GEMMs, as measured and published by the vendor
-    maf: Mapping[str, float] = field(hash=False)
+    maf: Mapping[str, float]
     gpu_link_bytes_per_s: float  # out of one GPU to all others of its node together, one direction
     host_link_bytes_per_s: float  # between GPU and host, one direction
     # where each number is from; keys are field names, "matrix.bf16" for those in mappings
-    sources: Mapping[str, str] = field(hash=False)
+    sources: Mapping[str, str]
     # what `tracelens calibrate` measured on it, by size
-    measured: Measured = field(default_factory=Measured, hash=False)
+    measured: Measured = field(default_factory=Measured)
     # how rates that were not measured are modeled; None: as on a device that was measured
     modeled: Modeled | None = None
     # FLOP/s of the matrix units where two of four values are 0; no other rate stands in or is taken from it
-    sparse: Mapping[str, float] = field(default_factory=dict, hash=False)
+    sparse: Mapping[str, float] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

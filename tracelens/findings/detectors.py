@@ -7,10 +7,11 @@ measure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.fusable import StepWork
@@ -67,8 +68,7 @@ Detections = Mapping[int, Detection] | str
 """Detections by rank or JOB, or why there are none."""
 
 
-@dataclass(frozen=True)
-class Detector:
+class Detector(Struct, frozen=True):
     """A registered detector."""
 
     name: str  # in the tables

@@ -12,12 +12,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from msgspec import Struct, field
 
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.errors import TracelensError
@@ -61,8 +61,7 @@ class Slice(NamedTuple):
     args: Mapping[str, str | int | float] = {}
 
 
-@dataclass(frozen=True)
-class Track:
+class Track(Struct, frozen=True):
     """A row of slices; where they overlap, as many rows as it takes."""
 
     name: str
@@ -87,8 +86,7 @@ class ViewerRow(NamedTuple):
     lane: int = 0
 
 
-@dataclass(frozen=True)
-class RowLayout:
+class RowLayout(Struct, frozen=True):
     """The drawn events of one rank."""
 
     event: Int  # rows of the events table, in order of start, enclosing events first

@@ -28,10 +28,11 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from msgspec import Struct
 
 from tracelens.errors import TracelensError
 from tracelens.filenames import named_like_a_trace
@@ -47,8 +48,7 @@ _PARTS = ("new", "old")
 _STDIN = "/dev/stdin"
 
 
-@dataclass(frozen=True)
-class FolderKind:
+class FolderKind(Struct, frozen=True):
     """What makes a folder one of ours."""
 
     index: str  # name of the file that lists the others

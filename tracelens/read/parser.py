@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.errors import ParseError, WrongOption
 from tracelens.filenames import CAPTURES, traces_among
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from tracelens.trace.graphs import Size
 
 
-@dataclass(frozen=True)
-class Parser:
+class Parser(Struct, frozen=True):
     """A trace format."""
 
     name: str  # shown as the trace's format

@@ -13,9 +13,10 @@ import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from tracelens.errors import Damage, DamageKind, ParseError, suggestion
 from tracelens.filenames import TRACE_SUFFIXES, VALUES, kinds_among
@@ -101,8 +102,7 @@ class Meter:
             yield block
 
 
-@dataclass
-class Source:
+class Source(Struct):
     """One trace as bytes."""
 
     path: str  # the input as the user named it; a member of an archive is `archive.zip!member`

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, distinct, unique
@@ -43,8 +44,7 @@ _FULL_SHARE = 0.95  # of the budget, since compression is not quite in proportio
 _ROUNDS = 4
 
 
-@dataclass(frozen=True)
-class Interactive:
+class Interactive(Struct, frozen=True, dict=True):
     """One table of the page."""
 
     id: str  # of its element, and of its payload

@@ -7,10 +7,10 @@ which ranks to compare) travels as JSON; the time of each rank by state is also 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Float
 from tracelens.rendering.figures import colors_of

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
@@ -24,8 +26,7 @@ T = TypeVar("T")
 Files = Callable[[Report], Mapping[str, bytes]]
 
 
-@dataclass(frozen=True)
-class Renderer:
+class Renderer(Struct, frozen=True):
     """One output format."""
 
     name: str  # its registered name

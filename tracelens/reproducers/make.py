@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import orjson
+from msgspec.structs import replace
 
 from tracelens.analysis.common import own_device
 from tracelens.analysis.roofline import least_ns, reachable_time

@@ -45,7 +45,7 @@ def load(
     return LoadedRun(loaded(TraceFiles(paths), None, reads).traces)
 
 
-class LoadedRun(TraceRun):
+class LoadedRun(TraceRun, frozen=True):
     """The traces of one job, from `tracelens.load`.
 
     Its methods return wide DataFrames: one row per kernel, op call or collective, with everything that the

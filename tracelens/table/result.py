@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from tracelens.errors import SchemaError
 from tracelens.guard import Failure
@@ -35,16 +36,14 @@ class _Frames(Mapping[str, "pd.DataFrame"]):
         return len(self._data)
 
 
-@dataclass(frozen=True)
-class Skip:
+class Skip(Struct, frozen=True):
     """Something that could not be computed, and why: what is missing and how to record it next time."""
 
     subject: str
     reason: str
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """What one analyzer found."""
 
     analyzer: str  # its registered name
@@ -102,8 +101,7 @@ class Result:
         VIEWS.get("notebook")(self)
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """Several results about the same run, in reading order: what every renderer takes."""
 
     results: tuple[Result, ...]  # one per analyzer
@@ -136,8 +134,7 @@ class Report:
         VIEWS.get("notebook report")(self)
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """One headline number."""
 
     name: str  # for programs: "step_time"
@@ -151,8 +148,7 @@ class Tile:
     text: str = ""  # stands for the value where it is no number: "complete"
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """The first screen of a report."""
 
     # one or two sentences: what was measured, where the time goes, what to do; a Failure where a bug left

@@ -6,11 +6,11 @@ Whatever a schema declares is what every output format shows; none of them knows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, distinct
@@ -32,8 +32,7 @@ Kind = Literal["list", "tree", "levels", "entries"]
 """
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column. Absent strings are ''."""
 
     name: str  # with the unit at its end (`dur_ns`)
@@ -59,8 +58,7 @@ class Column:
         return self.dtype in ("int64", "float64")
 
 
-@dataclass(frozen=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """The declared columns of one table."""
 
     title: str  # heading shown above the table
@@ -161,8 +159,7 @@ class Pivot(NamedTuple):
         return dict(zip(self.rows, self.values, strict=True))
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True, dict=True):
     """Columns under a schema; a DataFrame when somebody asks for one.
 
     Importing pandas takes longer than most analyses, and writing a report does not need it.

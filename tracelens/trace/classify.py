@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from tracelens.errors import SchemaError, UnknownName
 from tracelens.symbols import qualified_name
@@ -42,8 +43,7 @@ _AUTOGRAD_PREFIX = re.compile(r"^(?:autograd::engine::evaluate_function: )?(?:to
 _BACKWARD_SUFFIX = re.compile(r"(?:backward(?:data)?)?\d*$")
 
 
-@dataclass(frozen=True)
-class KernelClass:
+class KernelClass(Struct, frozen=True):
     """One class of kernels; `kind` is one of WORK_KINDS."""
 
     name: str

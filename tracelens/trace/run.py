@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import DamageKind, ParseError, TracelensError
@@ -47,8 +48,7 @@ _NEVER = np.iinfo(np.int64).max
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """Traces of one job, one a rank, in order of rank."""
 
     traces: tuple[Trace, ...]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from itertools import compress
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup, ordered
 from tracelens.dtypes import short_dtype
@@ -202,8 +203,7 @@ LINKS = Schema(
 )
 
 
-@dataclass(frozen=True)
-class PacePart:
+class PacePart(Struct, frozen=True):
     """Successive steps that one rank timed without the profiler."""
 
     name: str  # "before" the recorded steps, or "after" them
@@ -223,8 +223,7 @@ class PacePart:
         return count / self.dur_ns * 1e9 if count >= 0 else -1.0
 
 
-@dataclass(frozen=True)
-class TraceMeta:
+class TraceMeta(Struct, frozen=True):
     """Where a trace comes from and what became of its events."""
 
     path: str  # as the user named it
@@ -337,8 +336,7 @@ class Events(NamedTuple):
         return is_used
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Struct, frozen=True, dict=True):
     """One rank's trace: tables of the schemas above; event i is row i of `events`.
 
     `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames

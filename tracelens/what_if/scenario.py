@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from msgspec import Struct, field
 
 from tracelens.analysis.comm import MatchedCollective
 from tracelens.analysis.roofline import Costing, costing
@@ -58,14 +58,13 @@ def read_rank(functions: Iterable[Read], trace: Trace, device: Device | None) ->
     return {name_of(function): value(function) for function in functions}
 
 
-@dataclass(frozen=True)
-class ScenarioContext:
+class ScenarioContext(Struct, frozen=True):
     """What a scenario may read."""
 
     recorded: Recorded  # the run as a graph, with its collectives and steps
     traces: Sequence[Trace] = ()  # of its ranks where they are in memory, in order of rank
     reads: Sequence[Mapping[str, Any]] = ()  # what `read_rank` made of each rank, elsewhere
-    _read: dict[Read, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    _read: dict[Read, list[Any]] = field(default_factory=dict)
 
     @property
     def graph(self) -> RunGraph:
@@ -116,8 +115,7 @@ def work_costs(trace: Trace) -> Costing:
 Change = Callable[[ScenarioContext, Edit, str], str]
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """One kind of change."""
 
     name: str  # as on the command line
@@ -174,8 +172,7 @@ def scenario(
     return keep
 
 
-@dataclass(frozen=True)
-class ScenarioRequest:
+class ScenarioRequest(Struct, frozen=True):
     """Scenarios to apply together."""
 
     text: str  # as the user wrote it; names the row

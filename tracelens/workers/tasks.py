@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
 from isal import isal_zlib
+from msgspec.structs import replace
 
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard

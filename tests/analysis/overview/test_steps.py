@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 import tracelens
 from tests.analysis.drawings import Drawing, drawings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from tests.compare.gate.gate_sides import side
 from tracelens.compare.gate import Verdict, commands, gate, headline, junit, read_rule, report

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from tracelens.devices import Bandwidth, Measured, device
 from tracelens.errors import TracelensError
@@ -58,7 +59,7 @@ def test_a_large_gemm_is_limited_by_its_flops() -> None:
 def test_measured_messages_stand_beside_the_links() -> None:
     """Two messages of an all-to-all at 44.8 GB/s take ten times as long as at 448."""
     curves = tuple(Bandwidth("all_to_all", (1,), (44.8e9,), ranks, ranks) for ranks in (2, 8))
-    measured = replace(MI300X, device=replace(MI300X.device, measured=Measured(bandwidths=curves)))
+    measured = replace(MI300X, device=structs.replace(MI300X.device, measured=Measured(bandwidths=curves)))
     exchange, gemm = moe_all_to_all(256, 8, 7168, 256, 8), gemm_reduce_scatter(512, 4096, 12288, 8)
     tables = bounds(measured, [exchange, gemm])
     (line,) = tables["all_to_all"].to_dict("records")
@@ -121,7 +122,7 @@ def test_few_gpus_of_a_mesh_have_few_links() -> None:
         (lambda: Platform(device("mi300x"), link_bytes_per_s=448), "use 448e9"),
         (lambda: Platform(device("mi300x"), nic_step_ns=-1), "latencies must be 0 ns or more"),
         (
-            lambda: Platform(replace(device("mi300x"), gpu_link_bytes_per_s=0)),
+            lambda: Platform(structs.replace(device("mi300x"), gpu_link_bytes_per_s=0)),
             "link rate of mi300x is unknown",
         ),
     ],

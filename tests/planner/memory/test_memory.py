@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tracelens.devices import device
 from tracelens.errors import TracelensError
@@ -192,13 +193,13 @@ def test_assumptions_that_cannot_be(wrong: dict[str, object], message: str) -> N
     ],
 )
 def test_devices_that_cannot_be_compared_with(has: float, reserve: int | None, message: str) -> None:
-    mine = replace(device("h100"), name="mine", hbm_bytes=int(has))
+    mine = structs.replace(device("h100"), name="mine", hbm_bytes=int(has))
     with pytest.raises(TracelensError, match=message):
         memory(config("small"), devices=[mine], reserve=reserve)
 
 
 def test_a_device_of_ones_own_has_the_memory_that_its_file_says() -> None:
-    mine = replace(device("mi300x"), hbm_bytes=96_000_000_000)
+    mine = structs.replace(device("mi300x"), hbm_bytes=96_000_000_000)
     assert memory(config("small"), devices=[mine])["fits"]["memory_bytes"].tolist() == [96_000_000_000]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tracelens.devices import device
 from tracelens.errors import TracelensError
@@ -129,7 +130,7 @@ def test_of_one_layout_the_least_recomputation_that_fits() -> None:
     assert sizes["none"] > sizes["9"] > sizes["full"]
     whole = 141_000_000_000
     for text, has in (("none", sizes["none"]), ("9", sizes["none"] - 1), ("full", sizes["9"] - 1)):
-        lent = replace(H200, name="lent", hbm_bytes=max(has, whole))
+        lent = structs.replace(H200, name="lent", hbm_bytes=max(has, whole))
         question = small(reserve=max(has, whole) - has)
         result = search(question, [lent], [space])
         assert result["layouts"]["recompute"].tolist() == [text]
@@ -139,7 +140,7 @@ def test_of_one_layout_the_least_recomputation_that_fits() -> None:
 
 def test_each_device_takes_as_little_recomputation_as_it_can() -> None:
     space = Space(pp=(1,), cp=(1,), tp=(1,), ep=(8,), micro_batch=(4,))
-    small_one = replace(H200, name="small", hbm_bytes=110_000_000_000)
+    small_one = structs.replace(H200, name="small", hbm_bytes=110_000_000_000)
     rows = search(small(), [small_one, MI355X], [space])["layouts"]
     assert rows["recompute"].tolist() == ["16", "none"]
 
@@ -157,7 +158,7 @@ def test_amounts_of_recomputation_that_are_tried() -> None:
 
 
 def test_the_charts_know_no_recomputation() -> None:
-    small_one = replace(MI300X, name="small", hbm_bytes=50_000_000_000)
+    small_one = structs.replace(MI300X, name="small", hbm_bytes=50_000_000_000)
     result = search(
         Question(MODELS["moe_1t"], 768, memory=BRIEF),
         [small_one],
@@ -300,7 +301,7 @@ def test_searches_that_cannot_be() -> None:
     with pytest.raises(TracelensError, match="none of 16 layouts is valid; 16 as in pp=5"):
         search(small(), [H200], [Space(pp=(5,))])
     with pytest.raises(TracelensError, match="the memory of mine is unknown"):
-        search(small(), [replace(H200, name="mine", hbm_bytes=0)])
+        search(small(), [structs.replace(H200, name="mine", hbm_bytes=0)])
     with pytest.raises(TracelensError, match=r"the reserve leaves nothing of the 140 GiB of h200"):
         search(small(reserve=10**12), [H200])
     with pytest.raises(TracelensError, match="reserve must be 0 bytes or more, not -1"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import tracelens
 from tests.planner.step_time.test_step import H200, SAMPLES, read_config, run

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tracelens.devices import Bandwidth, Device, Measured, device
 from tracelens.errors import TracelensError
@@ -49,7 +50,7 @@ def with_links(name: str, ranks: int, *, skewed: bool = False) -> Device:
     curves = [Bandwidth(collective, (1,), (100e9,), ranks, ranks) for collective in names]
     if skewed:
         curves.append(Bandwidth("all_to_all", (1,), (25e9,), ranks, ranks, skew=4))
-    return replace(device(name), measured=Measured(bandwidths=tuple(curves)))
+    return structs.replace(device(name), measured=Measured(bandwidths=tuple(curves)))
 
 
 def test_inside_a_node_what_was_measured_counts_without_another_latency() -> None:
@@ -119,7 +120,7 @@ def test_a_step_takes_the_measured_messages() -> None:
     """At 100 instead of 450 GB/s all-to-alls take 4.5 times as long."""
     config = Config(MODELS["deepseek_v2_lite"], Layout(ranks=8, ep=8))
     slow, fast = (
-        replace(device("h100"), measured=replace(device("h100").measured, bandwidths=curves))
+        structs.replace(device("h100"), measured=structs.replace(device("h100").measured, bandwidths=curves))
         for curves in (
             (*device("h100").measured.bandwidths, *with_links("h200", 8).measured.bandwidths),
             device("h100").measured.bandwidths,
@@ -202,7 +203,7 @@ def test_latency_is_added() -> None:
 
 
 def test_a_device_without_link_rate_is_told() -> None:
-    lone = replace(device("h100"), gpu_link_bytes_per_s=0.0)
+    lone = structs.replace(device("h100"), gpu_link_bytes_per_s=0.0)
     network = Network(Layout(ranks=8), lone, FREE)
     with pytest.raises(TracelensError, match="the link rate of h100 is unknown: add gpu_link_bytes_per_s"):
         network.nanoseconds("all_to_all", "ep", 8, 1, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tracelens.devices import device
 from tracelens.errors import TracelensError
@@ -283,7 +284,7 @@ def test_rates_are_the_published_achievable_ones_or_the_peak() -> None:
         2516.6e12 / 2, 1e-3
     )
     with pytest.raises(TracelensError, match="has no rate for"):
-        Machine().matrix_rate(replace(MI300X, matrix={}, vector={}, maf={}), "bfloat16")
+        Machine().matrix_rate(structs.replace(MI300X, matrix={}, vector={}, maf={}), "bfloat16")
 
 
 def read_config(content: dict[str, Any]) -> Config:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from tracelens.costs import Lengths, ServingBatch
 from tracelens.errors import TracelensError
@@ -96,15 +97,14 @@ class Engine(NamedTuple):
     ops: re.Pattern[str] | None  # searched in the names of ops
 
 
-@dataclass(frozen=True, eq=False)
-class Grammar:
+class Grammar(Struct, frozen=True, eq=False):
     """The rules of all engines, in the order in which they are asked."""
 
     engines: tuple[Engine, ...]
     steps: tuple[_Rule, ...]
     halves: tuple[_Rule, ...]
     # What `step` made of each text: the ranks of a job have the same names.
-    _labels: dict[str, Label | None] = field(default_factory=dict, repr=False)
+    _labels: dict[str, Label | None] = field(default_factory=dict)
 
     def step(self, text: str) -> Label | None:
         """What the label of a step says, None for a text that is none."""

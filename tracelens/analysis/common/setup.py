@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import orjson
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from tracelens.devices import Device, match, read_device
 from tracelens.devices import device as device_named
@@ -52,8 +53,7 @@ LARGEST_SIDECAR_BYTES = 64 * 2**20
 """Of a run.json that is read; it grows with what the program adds."""
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """What one run was; empty where nobody says."""
 
     device: str = ""

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
@@ -140,8 +140,7 @@ LATE_START_SHARE = 0.1
 """A rank that begins later than this share of the recorded time after another one lacks its beginning."""
 
 
-@dataclass(frozen=True)
-class RankRecord:
+class RankRecord(Struct, frozen=True):
     """What one rank says of its recording."""
 
     rank: int  # of the trace

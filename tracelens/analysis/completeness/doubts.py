@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import RANK, Column, Result, Schema
@@ -159,8 +159,7 @@ STRETCHES = Schema(
 )
 
 
-@dataclass(frozen=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """One doubt about the recording of a rank."""
 
     name: str  # one of DOUBTS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import comb
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers

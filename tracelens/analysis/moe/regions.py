@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.common import integers
 from tracelens.analysis.moe.layers import (
@@ -58,8 +59,7 @@ PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 
-@dataclass(frozen=True)
-class LayerPass:
+class LayerPass(Struct, frozen=True, dict=True):
     """One micro-batch passing forward through one MoE layer, whose backward belongs to it."""
 
     step: int  # position of its step in `steps_of`
@@ -116,19 +116,16 @@ _COUNTS = {"aten::one_hot": 1, "aten::histc": 1, "aten::bincount": 2}
 """Ops that tell the tokens of experts apart, and which argument says how many experts there are."""
 
 
-@dataclass
 class _ArgumentSizes:
     """Sizes from recorded arguments, decoded once for each kind of call."""
 
-    trace: Trace
-    lexed: Tokens
-    _known: dict[tuple[int, ...], OpCost | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._ops = self.trace.once(OpCalls)
-        self._keys = np.stack(self._ops.keys(self.lexed.op), axis=1)
-        self.experts = np.full(len(self.lexed.row), -1, dtype=np.int64)
-        for token in np.flatnonzero((self.lexed.kind == TOPK) & (self.lexed.op >= 0)).tolist():
+    def __init__(self, trace: Trace, lexed: Tokens) -> None:
+        self.trace, self.lexed = trace, lexed
+        self._known: dict[tuple[int, ...], OpCost | None] = {}
+        self._ops = trace.once(OpCalls)
+        self._keys = np.stack(self._ops.keys(lexed.op), axis=1)
+        self.experts = np.full(len(lexed.row), -1, dtype=np.int64)
+        for token in np.flatnonzero((lexed.kind == TOPK) & (lexed.op >= 0)).tolist():
             self.experts[token] = self._choice(token)[0]
 
     def gemm_size(self, token: int) -> GemmSize:

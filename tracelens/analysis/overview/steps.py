@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
@@ -154,8 +154,7 @@ PARTS_DIFFER = 0.1
 1 to 4% on a quiet machine."""
 
 
-@dataclass(frozen=True)
-class PaceSummary:
+class PaceSummary(Struct, frozen=True):
     """What the steps of a run take without the profiler and with it."""
 
     step_ns: float  # without it, mean of the timed steps of settled parts and of the ranks

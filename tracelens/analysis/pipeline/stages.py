@@ -11,11 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.pipeline.micro_batches import (
     BACKWARD,
@@ -51,8 +52,7 @@ class Wait(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(Struct, frozen=True, dict=True):
     """One stage in one step, times by the common clock."""
 
     rank: int  # of the trace

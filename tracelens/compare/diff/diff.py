@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.overview import NO_PACE, pace_summary
@@ -201,8 +202,7 @@ class ChangeKey(NamedTuple):
     where: str  # names of the enclosing scopes, outermost first
 
 
-@dataclass
-class Change:
+class Change(Struct):
     """All edits with one key; pairs are of the base and of the candidate."""
 
     count: int = 0  # edits in all steps of all ranks

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import fields, replace
 from numpy.typing import NDArray
 
 from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
@@ -153,8 +154,7 @@ class LeafHashes(NamedTuple):
     end: Hash  # hash of those behind it
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(Struct, frozen=True, dict=True):
     """Ops and scopes of one rank, parents directly before all that they call."""
 
     event: Int  # row in the trace's events

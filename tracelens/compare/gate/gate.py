@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
@@ -44,8 +45,7 @@ from tracelens.table import Result, Skip
 Word = Literal["pass", "fail", "inconclusive"]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The outcomes of all rules."""
 
     outcomes: tuple[RuleOutcome, ...]
@@ -84,8 +84,7 @@ Status = Literal["fail", "inconclusive", "pass"]
 Source = Literal["none", "runs", "history", "within a run", "prior"]
 
 
-@dataclass(frozen=True)
-class RuleOutcome:
+class RuleOutcome(Struct, frozen=True):
     """The outcome of one rule."""
 
     rule: GateRule
@@ -110,8 +109,7 @@ class RuleOutcome:
     runs_needed: int = 0  # runs a side that would decide; 0 if it is decided, or needs more than MOST_RUNS
 
 
-@dataclass(frozen=True)
-class GateCase:
+class GateCase(Struct, frozen=True):
     """A rule with the values of its metric."""
 
     rule: GateRule

@@ -19,7 +19,6 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
@@ -28,6 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.common import Setup
 from tracelens.arrays import Float
@@ -39,8 +40,7 @@ from tracelens.trace import Run
 from tracelens.version import __version__
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(Struct, frozen=True):
     """Recordings that are compared as one."""
 
     runs: tuple[Samples, ...]
@@ -159,8 +159,7 @@ class RecordingDoubt(NamedTuple):
     evidence: str
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(Struct, frozen=True):
     """The metrics of one run."""
 
     name: str  # as the user named it
@@ -549,8 +548,7 @@ class GatedRun(NamedTuple):
     run: Callable[[], Run] | None  # gives its traces; None where they are gone
 
 
-@dataclass(frozen=True)
-class GateSide:
+class GateSide(Struct, frozen=True):
     """One side of a gate as it was read."""
 
     side: Side

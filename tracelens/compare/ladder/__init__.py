@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.common import device_names, noted
 from tracelens.compare.diff import diff
@@ -129,8 +129,7 @@ class AblationStep(NamedTuple):
 NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """One rung as it was run."""
 
     name: str
@@ -141,8 +140,7 @@ class Rung:
     peak_bytes: int = -1  # device memory of the worst rank, -1 if not measured
 
 
-@dataclass(frozen=True)
-class LadderRun:
+class LadderRun(Struct, frozen=True):
     """A ladder as it was run."""
 
     rungs: tuple[Rung, ...]  # from the baseline up, at least two

@@ -22,9 +22,11 @@ https://github.com/gpu-mode/reference-kernels, problems/amd_distributed).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from tracelens.devices import Device
 from tracelens.dtypes import element_bytes, short_dtype

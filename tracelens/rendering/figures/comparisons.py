@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import Int
@@ -55,8 +55,7 @@ _LADDER_CROPPED = 0.45
 _GAP = 0.2
 
 
-@dataclass(frozen=True)
-class _WaterfallBar:
+class _WaterfallBar(Struct, frozen=True):
     """A row of the waterfall, in ns: a difference between `start` and `end`, or a step time from 0."""
 
     name: str

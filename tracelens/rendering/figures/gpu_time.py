@@ -6,10 +6,11 @@ Streams over time, kernels and ops, the breakdown, why GPUs idle, launches, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tracelens.arrays import Float, Int, unique
@@ -65,8 +66,7 @@ _FINDINGS = 20
 _LIGHTER = "rgba(74,116,216,0.3)"
 
 
-@dataclass(frozen=True)
-class _LaneWork:
+class _LaneWork(Struct, frozen=True):
     """Stretches of one kind of work in the rows of the figure, as arrays of one length."""
 
     row: Int

@@ -12,12 +12,13 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import orjson
+from msgspec import to_builtins
 
 from tracelens.guard import Failure
 from tracelens.rendering.renderer import renderer
@@ -44,7 +44,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     meta = _meta(report.meta, report.failures)
     content = {"schema_version": SCHEMA_VERSION, "results": results, "findings": findings, "meta": meta}
     if report.summary:
-        content["summary"] = asdict(report.summary)
+        content["summary"] = to_builtins(report.summary, enc_hook=lambda number: number.item())
     return {"report.json": dumps(content)}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tracelens.rendering.tables.rows import ProseRow, ShownColumn, cut, entries, more
 from tracelens.rendering.tables.values import each_on_one_line, one_line, shorten, shortened_names
@@ -24,8 +26,7 @@ _MANGLED = re.compile(r"^ *_Z|\.kd$|\[clone [^\]]*\]$")
 _WRAPPED = '"f w"'  # a percentage with its reason
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """One table, ready for the template."""
 
     id: str  # anchor, unique in the page

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import typical_step, unique
 from tracelens.rendering.tables.across import (
@@ -59,8 +60,7 @@ class ShownColumn(NamedTuple):
         return self.format.column
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """What is shown of one table."""
 
     table: Table  # the whole table

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import isfinite
@@ -17,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from tracelens.devices import match
 from tracelens.errors import TracelensError

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, takewhile
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Int, lookup, unique
 from tracelens.trace.graphs.alignment import (
@@ -170,8 +171,7 @@ def attributed(
     return spliced(trace, decided)
 
 
-@dataclass(frozen=True)
-class Templates:
+class Templates(Struct, frozen=True, dict=True):
     """What replays are compared with: the captures of each trace in order of time, and eager stretches."""
 
     captured: Sequence[Sequence[Template]]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
@@ -72,8 +73,7 @@ class Size(NamedTuple):
 UNKNOWN = Size(-1)
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(Struct, frozen=True):
     """Launch calls in the order of the program: of one captured graph, or of what ran without one."""
 
     trace: Trace  # which recorded them

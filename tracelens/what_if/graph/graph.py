@@ -10,12 +10,12 @@ every node starts when it did. An `Edit` is what a scenario changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, lookup, ordered
@@ -73,8 +73,7 @@ class Rank(NamedTuple):
     lane: Int  # number of the host thread of each slot, or behind those, of the stream of an activity
 
 
-@dataclass(frozen=True, eq=False)
-class RunGraph:
+class RunGraph(Struct, frozen=True, eq=False, dict=True):
     """Nodes, each after all that it waits for, and their edges in order of `dst`."""
 
     ranks: tuple[Rank, ...]  # in order of their numbers
@@ -206,8 +205,7 @@ class RunGraph:
         return {kind: bound[rows] for kind, rows in by_kind.items()}
 
 
-@dataclass
-class Draft:
+class Draft(Struct):
     """A graph in the making: nodes and edges in any order.
 
     Node numbers are those of the order of adding.
@@ -309,8 +307,7 @@ class TooLong(Exception):
     """A scenario sets a duration longer than any step."""
 
 
-@dataclass
-class Edit:
+class Edit(Struct):
     """Editable copies of a graph's arrays, which scenarios change in place, one after the other."""
 
     dur: Int  # duration of each node, ns

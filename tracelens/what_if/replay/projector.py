@@ -21,10 +21,11 @@ the RERUN shares (`varied`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, steady_steps, typical_step
 from tracelens.errors import TracelensError
@@ -55,8 +56,7 @@ _KEPT = 6
 """Edits kept by a projector; each holds some 30 bytes a node and edge."""
 
 
-@dataclass(frozen=True, eq=False)
-class Projection:
+class Projection(Struct, frozen=True, eq=False, dict=True):
     """A step under a scenario; the interval is replayed when it is asked for."""
 
     request: ScenarioRequest  # the scenario, or several together
@@ -255,8 +255,7 @@ _CLOSE = 1e-4
 """Relative distance at which a replayed step counts as the one looked for."""
 
 
-@dataclass(frozen=True)
-class ProfilerShare:
+class ProfilerShare(Struct, frozen=True):
     """How a recorded step becomes the step without the profiler."""
 
     factor: float = 1.0  # of host time but its pauses; 1 keeps it as recorded

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
@@ -363,8 +363,7 @@ NEVER = -(1 << 60)
 """A lag that no time of a run makes up for, ns."""
 
 
-@dataclass(frozen=True, eq=False)
-class WaitedEnds:
+class WaitedEnds(Struct, frozen=True, eq=False, dict=True):
     """One of the two ends that each row waits for."""
 
     position: Int

@@ -265,6 +265,32 @@ def test_mutants_are_read_alike() -> None:
     assert taken > 100
 
 
+def test_mutants_among_their_like_are_read_alike() -> None:
+    """What was read before is compared with what follows, so that a byte that differs must be seen."""
+    taken = 0
+    for mutant in mutants(effort(500, 20_000), seed=9):
+        start = random.Random(mutant).randrange(len(EVENTS) - 60)
+        before = json.dumps(EVENTS[start : start + 60], ensure_ascii=False).encode()
+        taken += check(before[:-1] + b", " + mutant[1:-1] + b", " + before[1:])
+    assert taken > 50
+
+
+def test_what_follows_is_not_taken_for_what_was_read() -> None:
+    """Texts that begin alike, keys in another order, and other blanks between them."""
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": 1, "args": {"Input Dims": dims}}
+        for cat, name, dims in zip(
+            ("a", "ab", "a"), ("x", "x", "xy"), ([[1]], [[1], []], [[1, 2]]), strict=True
+        )
+        for pid, tid in ((1, 12), (12, 1), ("1", -1), (1, "12"))
+    ]
+    texts = [json.dumps(event) for event in events]
+    texts += [json.dumps(dict(reversed(event.items())), separators=(",", ":")) for event in events]
+    texts += [json.dumps(event, indent=3) for event in events]
+    rng = random.Random(10)
+    assert check(array(*(rng.choice(texts) for _ in range(2000))))
+
+
 VALUES = [
     None,
     True,

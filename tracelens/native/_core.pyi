@@ -9,20 +9,20 @@ class Scanner:
     """Reads chunks of one trace into columns; one thread at a time."""
 
     def __init__(self, seed: int, /) -> None: ...
-    def scan(self, text: bytes, /) -> tuple[*tuple[bytes, ...], int, int] | None:
-        """Columns of a JSON array of events, None where Python has to decode it.
+    def scan(self, text: bytes, /) -> tuple[bytes, bytes, bytes, bytes, bytes, int, int] | None:
+        """Columns of a JSON array of events, one behind the other; None where Python has to decode it.
 
-        Codes int32 or numbers int64: phase, category, name, pid, tid, ts_ns, dur_ns, correlation,
-        external_id, stream, device, bytes, grid, kernel; of ops: row, blob, sequence, forward_thread; row,
-        begin and end of each event that Python decodes as well; number of events without a phase, and of a
-        phase that is not analyzed.
+        Codes, int32: phase, category, name, pid, tid, grid, kernel. Numbers, int64: ts_ns, dur_ns,
+        correlation, external_id, stream, device, bytes. Of ops numbers: row, sequence, forward_thread; and
+        codes: dims, types, strides, values. Then, int64 and event by event, row, begin and end of what
+        Python decodes as well; number of events without a phase, and of a phase that is not analyzed.
         """
 
     def dictionaries(self) -> tuple[list[bytes], ...]:
         """What codes stand for.
 
         JSON texts of phases, categories, names, pids, tids, kernels, grids, and of dims, types, strides and
-        values of ops; and blobs, the four codes of an op's arguments, int32.
+        values of ops.
         """
 
 def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,7 @@ struct Token {
     const char *end = nullptr;
     Kind kind = Kind::Null;
     bool has_escape = false;
+    std::int32_t code = -1;  // of its text, where that was guessed
 
     std::string_view text() const { return {begin, static_cast<std::size_t>(end - begin)}; }
 };
@@ -50,6 +52,12 @@ constexpr std::string_view ARGUMENT_NAMES[] = {
     "Concrete Inputs",
 };
 
+std::uint64_t word(const char *pos) {
+    std::uint64_t word;
+    std::memcpy(&word, pos, sizeof word);
+    return word;
+}
+
 // Names to numbers, by length and outer letters.
 class Names {
   public:
@@ -66,68 +74,111 @@ class Names {
     static constexpr std::uint8_t NONE = 255;
 
     unsigned find(std::string_view name) const {
-        if (name.empty()) return NONE;
         for (std::size_t slot = hash(name);; slot = (slot + 1) % SLOTS) {
             const std::uint8_t number = slots_[slot];
             if (number == NONE || names_[number] == name) return number;
         }
     }
 
-  private:
-    static constexpr std::size_t SLOTS = 256;
-
     static std::size_t hash(std::string_view name) {
+        if (name.empty()) return 0;
         const auto first = static_cast<unsigned char>(name.front());
         const auto last = static_cast<unsigned char>(name.back());
         return (name.size() * 31 + first * 7 + last * 3) % SLOTS;
     }
 
+  private:
+    static constexpr std::size_t SLOTS = 256;
+
     const std::string_view *names_;
     std::uint8_t slots_[SLOTS];
 };
 
-// Distinct texts, numbered in order of first use.
+// Distinct texts, numbered in order of first use; and for each context the one that was last seen in it.
 class Codes {
   public:
-    explicit Codes(std::uint64_t seed) : seed_(seed), slots_(64, EMPTY) {}
+    explicit Codes(std::uint64_t seed) : seed_(seed), slots_(64), guesses_(GUESSES, -1) {}
+
+    // The next text follows upon the last one in this context.
+    void expect(std::uint64_t context) {
+        place_ = (mixed(context + static_cast<std::uint64_t>(last_), 0x9e3779b97f4a7c15) >> 8) % GUESSES;
+        __builtin_prefetch(&guesses_[place_]);
+    }
+
+    // Whether the JSON at `token.begin` is what was last seen in the place of the text that is expected; then
+    // the token has its code, its kind and its end.
+    bool guess(Token &token, const char *end) const {
+        const std::int32_t code = guesses_[place_];
+        if (code < 0 || static_cast<std::size_t>(code) >= size()) return false;
+        const std::string_view text = at(static_cast<std::size_t>(code));
+        if (text.empty() || static_cast<std::size_t>(end - token.begin) < text.size() ||
+            std::memcmp(token.begin, text.data(), text.size()) != 0)
+            return false;
+        token.end = token.begin + text.size();
+        switch (*token.begin) {
+            case '"': token.kind = Kind::String; break;
+            case '[': token.kind = Kind::Array; break;
+            case '{': token.kind = Kind::Object; break;
+            default:  // does not show its own end
+                if (*token.end != ',' && *token.end != '}') return false;
+                token.kind = *token.begin == 'n' ? Kind::Null : Kind::Integer;
+        }
+        token.code = code;
+        token.has_escape = false;  // no phase has one, and nobody asks of others
+        return true;
+    }
+
+    // The code of the last text but one.
+    std::int32_t before() const { return before_; }
+
+    // Of a text that was looked at with `guess`.
+    std::int32_t code(const Token &token) {
+        before_ = last_;
+        if (token.code >= 0) return last_ = token.code;
+        return guesses_[place_] = code(token.text());
+    }
 
     std::int32_t code(std::string_view text) {
-        if (size() && text == at(last_)) return last_;
+        if (size() && text == at(static_cast<std::size_t>(last_))) return last_;
         const std::uint64_t hash = this->hash(text);
+        const auto tag = static_cast<std::uint32_t>(hash >> 32);
         std::size_t slot = hash & (slots_.size() - 1);
-        for (; slots_[slot] != EMPTY; slot = (slot + 1) & (slots_.size() - 1)) {
-            const std::int32_t code = slots_[slot];
-            if (hashes_[code] == hash && at(code) == text) return last_ = code;
+        for (; slots_[slot].code != EMPTY; slot = (slot + 1) & (slots_.size() - 1)) {
+            const std::int32_t code = slots_[slot].code;
+            if (slots_[slot].tag == tag && at(static_cast<std::size_t>(code)) == text) return last_ = code;
         }
         if (size() == INT32_MAX) throw Refused();
         last_ = static_cast<std::int32_t>(size());
         texts_.append(text);
         ends_.push_back(texts_.size());
-        hashes_.push_back(hash);
-        slots_[slot] = last_;
+        slots_[slot] = {tag, last_};
         if (2 * size() > slots_.size()) rehash(2 * slots_.size());
         return last_;
     }
 
-    std::size_t size() const { return hashes_.size(); }
+    std::size_t size() const { return ends_.size() - 1; }
 
     std::string_view at(std::size_t code) const {
-        const std::size_t begin = code ? ends_[code - 1] : 0;
-        return {texts_.data() + begin, ends_[code] - begin};
+        return {texts_.data() + ends_[code], ends_[code + 1] - ends_[code]};
     }
 
     // Forget all but the first `count`.
     void cut(std::size_t count) {
         if (count == size()) return;
-        hashes_.resize(count);
-        ends_.resize(count);
-        texts_.resize(count ? ends_.back() : 0);
-        last_ = 0;
+        ends_.resize(count + 1);
+        texts_.resize(ends_.back());
+        last_ = before_ = 0;
         rehash(slots_.size());
     }
 
   private:
     static constexpr std::int32_t EMPTY = -1;
+    static constexpr std::size_t GUESSES = 16384;
+
+    struct Slot {
+        std::uint32_t tag = 0;  // half of the hash
+        std::int32_t code = EMPTY;
+    };
 
     static std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
         const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
@@ -135,31 +186,30 @@ class Codes {
     }
 
     std::uint64_t hash(std::string_view text) const {
-        std::uint64_t hash = seed_ ^ text.size(), word = 0;
+        std::uint64_t hash = seed_ ^ text.size();
         const char *pos = text.data(), *end = pos + text.size();
-        for (; end - pos >= 8; pos += 8) {
-            std::memcpy(&word, pos, 8);
-            hash = mixed(hash ^ word, 0x9e3779b97f4a7c15);
-        }
-        word = 0;
-        std::memcpy(&word, pos, static_cast<std::size_t>(end - pos));
-        return mixed(hash ^ word ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db ^ seed_);
+        for (; end - pos >= 8; pos += 8) hash = mixed(hash ^ word(pos), 0x9e3779b97f4a7c15);
+        std::uint64_t rest = 0;
+        std::memcpy(&rest, pos, static_cast<std::size_t>(end - pos));
+        return mixed(hash ^ rest ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db ^ seed_);
     }
 
     void rehash(std::size_t count) {
-        slots_.assign(count, EMPTY);
+        slots_.assign(count, Slot());
         for (std::size_t code = 0; code < size(); ++code) {
-            std::size_t slot = hashes_[code] & (count - 1);
-            while (slots_[slot] != EMPTY) slot = (slot + 1) & (count - 1);
-            slots_[slot] = static_cast<std::int32_t>(code);
+            const std::uint64_t hash = this->hash(at(code));
+            std::size_t slot = hash & (count - 1);
+            while (slots_[slot].code != EMPTY) slot = (slot + 1) & (count - 1);
+            slots_[slot] = {static_cast<std::uint32_t>(hash >> 32), static_cast<std::int32_t>(code)};
         }
     }
 
     std::uint64_t seed_;
-    std::int32_t last_ = 0;
-    std::vector<std::int32_t> slots_;
-    std::vector<std::uint64_t> hashes_;
-    std::vector<std::size_t> ends_;
+    std::int32_t last_ = 0, before_ = 0;
+    std::size_t place_ = 0;
+    std::vector<Slot> slots_;
+    std::vector<std::int32_t> guesses_;
+    std::vector<std::size_t> ends_{0};
     std::string texts_;
 };
 
@@ -173,12 +223,41 @@ std::uint64_t stops(std::uint64_t word) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+constexpr bool BY_WORDS = true;
+#else
+constexpr bool BY_WORDS = false;
+#endif
+
+// The bytes of eight that are no digits, as their highest bits; the lowest is right.
+std::uint64_t no_digits(std::uint64_t word) {
+    return ((word + 0x4646464646464646) | (word - 0x3030303030303030)) & 0x8080808080808080;
+}
+
+// The number that the last 1 to 16 digits before `end` are. Of as many digits before them the first may be
+// something else, but they must be there: they are, since the key of a value is as long as this.
+std::int64_t decimal(const char *end, std::ptrdiff_t count) {
+    if (!BY_WORDS) {
+        std::int64_t value = 0;
+        for (const char *pos = end - count; pos < end; ++pos) value = 10 * value + (*pos - '0');
+        return value;
+    }
+    const auto eight = [](const char *pos, std::ptrdiff_t count) {
+        std::uint64_t digits = word(pos) & 0x0f0f0f0f0f0f0f0f & (~std::uint64_t{0} << 8 * (8 - count));
+        digits = digits * 2561 >> 8;
+        digits = (digits & 0x00ff00ff00ff00ff) * 6553601 >> 16;
+        return static_cast<std::int64_t>((digits & 0x0000ffff0000ffff) * 42949672960001 >> 32);
+    };
+    return count <= 8 ? eight(end - 8, count) : eight(end - 16, count - 8) * 100000000 + eight(end - 8, 8);
+}
+
 // A walk over valid JSON that ends with a NUL, which is no part of any.
 class Walk {
   public:
-    Walk(const char *begin, const char *end) : pos(begin), end_(end) {}
+    Walk(const char *begin, const char *end) : pos(begin), end(end) {}
 
     const char *pos;
+    const char *const end;
 
     void blanks() {
         while (*pos == ' ' || *pos == '\n' || *pos == '\t' || *pos == '\r') ++pos;
@@ -201,9 +280,9 @@ class Walk {
         return false;
     }
 
-    Token value(int depth) {
-        Token token;
+    void value(Token &token, int depth) {
         token.begin = pos;
+        token.code = -1;
         switch (*pos) {
             case '"':
                 token.kind = Kind::String;
@@ -214,13 +293,17 @@ class Walk {
                 token.kind = *pos == '{' ? Kind::Object : Kind::Array;
                 nested(depth);
                 break;
-            case 't': word("true"), token.kind = Kind::Boolean; break;
-            case 'f': word("false"), token.kind = Kind::Boolean; break;
-            case 'n': word("null"), token.kind = Kind::Null; break;
+            case 't': literal("true"), token.kind = Kind::Boolean; break;
+            case 'f': literal("false"), token.kind = Kind::Boolean; break;
+            case 'n': literal("null"), token.kind = Kind::Null; break;
             default: token.kind = number();
         }
         token.end = pos;
-        return token;
+    }
+
+    void skip(int depth) {
+        Token token;
+        value(token, depth);
     }
 
     std::string_view key() {
@@ -234,8 +317,6 @@ class Walk {
     }
 
   private:
-    const char *end_;
-
     void nested(int depth) {
         const char close = *pos == '{' ? '}' : ']';
         if (depth >= DEEPEST) throw Refused();
@@ -253,7 +334,7 @@ class Walk {
                 expect(':');
                 blanks();
             }
-            value(depth + 1);
+            skip(depth + 1);
         } while (goes_on(close));
     }
 
@@ -262,17 +343,13 @@ class Walk {
         bool has_escape = false;
         ++pos;
         for (;;) {
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-            while (end_ - pos >= 8) {
-                std::uint64_t word;
-                std::memcpy(&word, pos, 8);
-                if (const std::uint64_t stop = stops(word)) {
+            while (BY_WORDS && end - pos >= 8) {
+                if (const std::uint64_t stop = stops(word(pos))) {
                     pos += __builtin_ctzll(stop) / 8;
                     break;
                 }
                 pos += 8;
             }
-#endif
             const auto c = static_cast<unsigned char>(*pos);
             if (c == '"') {
                 ++pos;
@@ -321,22 +398,27 @@ class Walk {
         pos += 1 + more;
     }
 
-    void word(const char *text) {
+    void literal(const char *text) {
         for (; *text; ++text) expect(*text);
     }
 
     void digits() {
-        if (!is_digit(*pos)) throw Refused();
+        const char *const first = pos;
+        std::uint64_t stop = 0;
+        while (BY_WORDS && !stop && end - pos >= 8) {
+            stop = no_digits(word(pos));
+            pos += stop ? __builtin_ctzll(stop) / 8 : 8;
+        }
         while (is_digit(*pos)) ++pos;
+        if (pos == first) throw Refused();
     }
 
     Kind number() {
         Kind kind = Kind::Integer;
         if (*pos == '-') ++pos;
-        if (*pos == '0')
-            ++pos;
-        else
-            digits();
+        const char *const first = pos;
+        digits();
+        if (*first == '0' && pos - first > 1) throw Refused();
         if (*pos == '.') {
             kind = Kind::Float;
             ++pos;
@@ -352,14 +434,99 @@ class Walk {
     }
 };
 
+// Keys of objects that look alike. What was read from the end of a value to the begin of the next one, or to
+// the end of the object, is mostly what stands there in the next object: it is compared before it is walked over.
+class Keys {
+  public:
+    template <std::size_t COUNT>
+    explicit Keys(const std::string_view (&names)[COUNT]) : names_(names), steps_(STATES * WAYS) {}
+
+    static constexpr unsigned FIRST = 0, END = 254;
+
+    // The number of the next key, or END; `state` is FIRST at the begin of an object.
+    unsigned next(Walk &walk, unsigned &state) {
+        if (const Step *step = seen(walk, state)) {
+            walk.pos += step->size;
+            walk.blanks();
+            state = step->state;
+            return step->number;
+        }
+        const char *begin = walk.pos;
+        const unsigned before = state;
+        bool goes_on = true;
+        if (before == FIRST) {
+            walk.blanks();
+            goes_on = *walk.pos != '}';
+            walk.pos += !goes_on;
+        } else {
+            goes_on = walk.goes_on('}');
+        }
+        unsigned number = END;
+        state = FIRST;
+        if (goes_on) {
+            const std::string_view key = walk.key();
+            number = names_.find(key);
+            state = 1 + static_cast<unsigned>(Names::hash(key) % (STATES - 1));
+        }
+        learn(before, {begin, static_cast<std::size_t>(walk.pos - begin)}, number, state);
+        return number;
+    }
+
+  private:
+    static constexpr unsigned STATES = 128, WAYS = 4, LONGEST = 48;
+
+    struct Step {
+        char text[LONGEST] = {};
+        std::uint64_t mask = 0;  // of the last word of the text
+        std::uint8_t size = 0, number = 0, state = 0, age = 0;
+    };
+
+    const Step *seen(const Walk &walk, unsigned state) const {
+        if (walk.end - walk.pos < LONGEST) return nullptr;
+        const Step *step = &steps_[state * WAYS];
+        for (const Step *last = step + WAYS; step < last && step->size; ++step) {
+            unsigned at = 0;
+            while (at + 8 < step->size && word(walk.pos + at) == word(step->text + at)) at += 8;
+            if (at + 8 >= step->size && ((word(walk.pos + at) ^ word(step->text + at)) & step->mask) == 0)
+                return step;
+        }
+        return nullptr;
+    }
+
+    void learn(unsigned before, std::string_view text, unsigned number, unsigned state) {
+        if (text.size() > LONGEST) return;
+        Step *steps = &steps_[before * WAYS];
+        Step &step = steps[steps->age++ % WAYS];
+        const std::uint8_t age = step.age;
+        step = Step();
+        std::memcpy(step.text, text.data(), text.size());
+        std::memset(&step.mask, 0xff, (text.size() - 1) % 8 + 1);
+        step.size = static_cast<std::uint8_t>(text.size());
+        step.number = static_cast<std::uint8_t>(number);
+        step.state = static_cast<std::uint8_t>(state);
+        step.age = age;
+    }
+
+    Names names_;
+    std::vector<Step> steps_;
+};
+
+// Refuse what does not fit the types of events.Event and events.Args.
+void expect_text(const Token &token) {
+    if (token.kind != Kind::String && token.kind != Kind::Null) throw Refused();
+}
+
+void expect_number(const Token &token) {
+    if (token.kind != Kind::Integer || token.end - token.begin > 18) expect_text(token);
+}
+
 // A count, a size or an id that lies within LARGEST_COUNT.
 std::int64_t integer(const Token &token) {
     const char *pos = token.begin;
     const bool is_negative = *pos == '-';
     pos += is_negative;
     if (token.kind != Kind::Integer || token.end - pos > 16) throw Refused();
-    std::int64_t value = 0;
-    for (; pos < token.end; ++pos) value = 10 * value + (*pos - '0');
+    const std::int64_t value = decimal(token.end, token.end - pos);
     if (value > LARGEST_COUNT) throw Refused();
     return is_negative ? -value : value;
 }
@@ -374,11 +541,15 @@ struct Times {
         const char *pos = token.begin;
         const bool is_negative = *pos == '-';
         pos += is_negative;
-        std::int64_t whole = 0, fraction = 0;
         const char *point = pos;
-        while (point < token.end && is_digit(*point)) ++point;
+        if (token.kind == Kind::Float && token.end - pos > 4 && token.end[-4] == '.')
+            point = token.end - 4;  // mostly
+        else
+            while (point < token.end && is_digit(*point)) ++point;
         if (point - pos > 16) throw Refused();
-        for (; pos < point; ++pos) whole = 10 * whole + (*pos - '0');
+        const std::int64_t whole = decimal(point, point - pos);
+        std::int64_t fraction = 0;
+        pos = point;
         is_large |= static_cast<double>(whole) + 1 >= EXACT_BELOW_US;
         is_huge |= whole >= LARGEST_COUNT;
         is_float |= token.kind == Kind::Float;
@@ -417,50 +588,51 @@ struct Times {
     }
 };
 
-using Numbers = std::vector<std::int64_t>;
-using CodeColumn = std::vector<std::int32_t>;
+// A row of columns.Columns, and of columns.OpColumns.
+struct Event {
+    std::int64_t ts, dur, correlation, external_id, stream, device, bytes;
+    std::int32_t phase, category, name, pid, tid, kernel, grid;
+};
 
-// Rows of one chunk: columns.Columns and columns.OpRows, and what Python decodes as well.
+struct Op {
+    std::int64_t event, sequence, forward_thread;
+    std::int32_t dims, types, strides, values;
+};
+
+// Rows of one chunk, and what Python decodes as well.
 struct Rows {
-    CodeColumn phase, category, name, pid, tid, kernel, grid, blob;
-    Numbers ts, dur, correlation, external_id, stream, device, bytes, op, sequence, forward_thread;
-    Numbers special;  // row, begin and end of each event of which more is needed
-    std::int64_t bare = 0, other = 0;  // events without a phase, and of one that is not analyzed
-
-    // Room for as many events and ops as another chunk had.
-    void reserve(std::size_t events, std::size_t ops) {
-        for (CodeColumn *column : {&phase, &category, &name, &pid, &tid, &kernel, &grid}) column->reserve(events);
-        for (Numbers *column : {&ts, &dur, &correlation, &external_id, &stream, &device, &bytes})
-            column->reserve(events);
-        blob.reserve(ops);
-        for (Numbers *column : {&op, &sequence, &forward_thread}) column->reserve(ops);
-    }
+    std::vector<Event> events;
+    std::vector<Op> ops;
+    std::vector<std::int64_t> special;  // row, begin and end of each event of which more is needed
+    std::int64_t bare = 0, other = 0;   // events without a phase, and of one that is not analyzed
 };
 
 class Scanner {
   public:
     explicit Scanner(std::uint64_t seed)
         : phases(seed), categories(seed), names(seed), pids(seed), tids(seed), kernels(seed), grids(seed),
-          dims(seed), types(seed), strides(seed), values(seed), blobs(seed) {
+          dims(seed), types(seed), strides(seed), values(seed) {
         kernels.code("");
         grids.code("");
+        coded_[GRID] = &grids, coded_[KERNEL] = &kernels;
+        coded_[DIMS] = &dims, coded_[TYPES] = &types, coded_[STRIDES] = &strides, coded_[VALUES] = &values;
     }
 
     Codes phases, categories, names, pids, tids, kernels, grids, dims, types, strides, values;
-    Codes blobs;  // the four codes of an op's arguments
 
     // Whether the chunk was taken; if not, the dictionaries are as before.
     bool scan(const char *begin, const char *end, Rows &rows) {
-        Codes *const all[] = {&phases, &categories, &names, &pids,    &tids,   &kernels,
-                              &grids,  &dims,       &types, &strides, &values, &blobs};
+        Codes *const all[] = {&phases, &categories, &names, &pids,    &tids,  &kernels,
+                              &grids,  &dims,       &types, &strides, &values};
         constexpr int COUNT = sizeof all / sizeof *all;
         std::size_t sizes[COUNT];
         for (int number = 0; number < COUNT; ++number) sizes[number] = all[number]->size();
-        rows.reserve(events_, ops_);
+        rows.events.reserve(events_);
+        rows.ops.reserve(ops_);
         try {
             array(begin, end, rows);
-            events_ = rows.phase.size() + rows.phase.size() / 8;
-            ops_ = rows.op.size() + rows.op.size() / 8;
+            events_ = rows.events.size() + rows.events.size() / 8;
+            ops_ = rows.ops.size() + rows.ops.size() / 8;
             return true;
         } catch (const Refused &) {
             for (int number = 0; number < COUNT; ++number) all[number]->cut(sizes[number]);
@@ -469,6 +641,8 @@ class Scanner {
     }
 
   private:
+    Keys field_keys_{FIELD_NAMES}, argument_keys_{ARGUMENT_NAMES};
+    Codes *coded_[ARGUMENTS] = {};
     Token fields_[FIELDS], arguments_[ARGUMENTS];
     std::uint32_t has_ = 0, has_argument_ = 0;
     std::size_t events_ = 0, ops_ = 0;  // a little more than the last chunk had
@@ -499,80 +673,113 @@ class Scanner {
     }
 
     void event(Walk &walk) {
-        static const Names names(FIELD_NAMES);
         has_ = has_argument_ = 0;
         walk.expect('{');
-        walk.blanks();
-        if (*walk.pos == '}') {
-            ++walk.pos;
-            return;
-        }
-        do {
-            const unsigned field = names.find(walk.key());
+        unsigned state = Keys::FIRST;
+        for (unsigned field; (field = field_keys_.next(walk, state)) != Keys::END;) {
             if (field == Names::NONE) {
-                walk.value(2);
+                walk.skip(2);
                 continue;
             }
             if (has(static_cast<Field>(field))) throw Refused();
             has_ |= 1u << field;
-            if (field == ARGS && *walk.pos == '{')
-                arguments(walk);
-            else
-                fields_[field] = walk.value(2);
-        } while (walk.goes_on('}'));
+            Token &token = fields_[field];
+            switch (field) {
+                case PH:
+                    phases.expect(static_cast<std::uint64_t>(phases.before()) << 32);
+                    value(walk, token, 2, phases);
+                    if (token.kind != Kind::String || token.has_escape) throw Refused();
+                    break;
+                case CAT:
+                    categories.expect(static_cast<std::uint64_t>(categories.before()) << 32);
+                    value(walk, token, 2, categories);
+                    expect_text(token);
+                    break;
+                case NAME:
+                    names.expect(context(CAT) + (static_cast<std::uint64_t>(names.before()) << 32));
+                    value(walk, token, 2, names);
+                    expect_text(token);
+                    break;
+                case PID:
+                case TID: {
+                    Codes &codes = field == PID ? pids : tids;
+                    codes.expect(context(CAT));
+                    value(walk, token, 2, codes);
+                    expect_number(token);
+                    break;
+                }
+                case ID:
+                    walk.value(token, 2);
+                    expect_number(token);
+                    break;
+                case ARGS:
+                    if (*walk.pos == '{') {
+                        arguments(walk);
+                        break;
+                    }
+                    walk.value(token, 2);
+                    if (token.kind != Kind::Null) throw Refused();
+                    break;
+                default: walk.value(token, 2);  // a time
+            }
+        }
     }
 
     void arguments(Walk &walk) {
-        static const Names names(ARGUMENT_NAMES);
-        fields_[ARGS].kind = Kind::Object;
+        for (unsigned argument = GRID; argument < ARGUMENTS; ++argument) coded_[argument]->expect(context(NAME));
         ++walk.pos;
-        walk.blanks();
-        if (*walk.pos == '}') {
-            ++walk.pos;
-            return;
-        }
-        do {
-            const unsigned argument = names.find(walk.key());
-            const Token token = walk.value(3);
-            if (argument == Names::NONE) continue;
+        unsigned state = Keys::FIRST;
+        for (unsigned argument; (argument = argument_keys_.next(walk, state)) != Keys::END;) {
+            if (argument == Names::NONE) {
+                walk.skip(3);
+                continue;
+            }
             if (has(static_cast<Argument>(argument))) throw Refused();
             has_argument_ |= 1u << argument;
-            arguments_[argument] = token;
-        } while (walk.goes_on('}'));
+            Token &token = arguments_[argument];
+            if (Codes *const codes = coded_[argument]) {
+                value(walk, token, 3, *codes);
+                continue;
+            }
+            walk.value(token, 3);
+            if (argument == COLLECTIVE)
+                expect_text(token);
+            else
+                expect_number(token);
+        }
+    }
+
+    static void value(Walk &walk, Token &token, int depth, const Codes &codes) {
+        token.begin = walk.pos;
+        if (codes.guess(token, walk.end))
+            walk.pos = token.end;
+        else
+            walk.value(token, depth);
+    }
+
+    // What tells most texts of a field apart: their last letters. Eight bytes are there: the key is before it.
+    std::uint64_t context(Field field) const {
+        return has(field) ? word(fields_[field].end - 8) * 0x9e3779b97f4a7c15 : 0;
     }
 
     std::string_view text(Field field, std::string_view absent) const {
         return has(field) ? fields_[field].text() : absent;
     }
 
-    std::string_view text(Argument argument) const {
-        return has(argument) ? arguments_[argument].text() : std::string_view();
+    std::int32_t code(Codes &codes, Field field, std::string_view absent) {
+        return has(field) ? codes.code(fields_[field]) : codes.code(absent);
+    }
+
+    std::int32_t code(Argument argument) {
+        Codes &codes = *coded_[argument];
+        return has(argument) ? codes.code(arguments_[argument]) : codes.code("");
     }
 
     std::int64_t number(Argument argument) const {
         return has(argument) ? integer(arguments_[argument]) : -1;
     }
 
-    // Refuses what does not fit the types of events.Event and events.Args.
-    void check_types() const {
-        const auto refuse = [](bool wrong) {
-            if (wrong) throw Refused();
-        };
-        const auto is_text = [](const Token &token) { return token.kind == Kind::String || token.kind == Kind::Null; };
-        const auto is_number = [&](const Token &token) {
-            return is_text(token) || (token.kind == Kind::Integer && token.end - token.begin <= 18);
-        };
-        refuse(has(PH) && (fields_[PH].kind != Kind::String || fields_[PH].has_escape));
-        for (Field field : {CAT, NAME}) refuse(has(field) && !is_text(fields_[field]));
-        for (Field field : {PID, TID, ID}) refuse(has(field) && !is_number(fields_[field]));
-        refuse(has(ARGS) && fields_[ARGS].kind != Kind::Object && fields_[ARGS].kind != Kind::Null);
-        for (unsigned argument = 0; argument < NUMBERS; ++argument)
-            refuse((has_argument_ >> argument & 1) && !is_number(arguments_[argument]));
-        refuse(has(COLLECTIVE) && !is_text(arguments_[COLLECTIVE]));
-    }
-
     void row(Rows &rows, std::int64_t begin, std::int64_t end) {
-        check_types();
         const std::int64_t ts = has(TS) ? starts_.ns(fields_[TS]) : MISSING;
         const std::int64_t dur = has(DUR) ? durations_.ns(fields_[DUR]) : MISSING;
         const std::string_view phase = text(PH, "\"\"");
@@ -584,53 +791,59 @@ class Scanner {
             ++rows.other;
             return;
         }
-        const auto number_of_row = static_cast<std::int64_t>(rows.phase.size());
+        const auto number_of_row = static_cast<std::int64_t>(rows.events.size());
         const bool is_collective = has(COLLECTIVE) && arguments_[COLLECTIVE].kind == Kind::String;
         if (is_collective || phase[1] == 'M' || phase[1] == 'b' || phase[1] == 'e')
             rows.special.insert(rows.special.end(), {number_of_row, begin, end});
-        rows.phase.push_back(phases.code(phase));
-        rows.category.push_back(categories.code(text(CAT, "\"\"")));
-        rows.name.push_back(names.code(text(NAME, "\"\"")));
-        rows.pid.push_back(pids.code(text(PID, "-1")));
-        rows.tid.push_back(tids.code(text(TID, "-1")));
-        rows.ts.push_back(ts);
-        rows.dur.push_back(dur);
-        rows.external_id.push_back(number(EXTERNAL_ID));
+        Event event;
+        event.phase = phases.code(fields_[PH]);
+        event.category = code(categories, CAT, "\"\"");
+        event.name = code(names, NAME, "\"\"");
+        event.pid = code(pids, PID, "-1");
+        event.tid = code(tids, TID, "-1");
+        event.ts = ts;
+        event.dur = dur;
+        event.external_id = number(EXTERNAL_ID);
         const std::int64_t sequence = number(SEQUENCE);
         if (has(DIMS) || sequence != -1) {
-            rows.op.push_back(number_of_row);
-            rows.sequence.push_back(sequence);
-            rows.forward_thread.push_back(number(FORWARD_THREAD));
-            const std::int32_t texts[] = {dims.code(text(DIMS)), types.code(text(TYPES)),
-                                          strides.code(text(STRIDES)), values.code(text(VALUES))};
-            rows.blob.push_back(blobs.code({reinterpret_cast<const char *>(texts), sizeof texts}));
-            for (Numbers *column : {&rows.correlation, &rows.stream, &rows.device, &rows.bytes})
-                column->push_back(-1);
-            rows.kernel.push_back(0);
-            rows.grid.push_back(0);
+            rows.ops.push_back({number_of_row, sequence, number(FORWARD_THREAD), code(DIMS), code(TYPES),
+                                code(STRIDES), code(VALUES)});
+            event.correlation = event.stream = event.device = event.bytes = -1;
+            event.kernel = event.grid = 0;
+            rows.events.push_back(event);
             return;
         }
         const std::int64_t correlation = number(CORRELATION);
         const bool is_flow = correlation == -1 && has(ID);
-        rows.correlation.push_back(is_flow ? integer(fields_[ID]) : correlation);
-        rows.stream.push_back(number(STREAM));
-        rows.device.push_back(number(DEVICE));
+        event.correlation = is_flow ? integer(fields_[ID]) : correlation;
+        event.stream = number(STREAM);
+        event.device = number(DEVICE);
         // What a memory event says is allocated counts on a device, not on the host (type 0).
         std::int64_t size = number(ALLOCATED);
         if (size == -1)
             size = number(BYTES);
         else if (number(DEVICE_TYPE) <= 0)
             size = -1;
-        rows.bytes.push_back(size < -1 ? -1 : size);
-        rows.kernel.push_back(has(KERNEL) ? kernels.code(text(KERNEL)) : 0);
-        rows.grid.push_back(has(GRID) ? grids.code(text(GRID)) : 0);
+        event.bytes = size < -1 ? -1 : size;
+        event.kernel = has(KERNEL) ? code(KERNEL) : 0;
+        event.grid = has(GRID) ? code(GRID) : 0;
+        rows.events.push_back(event);
     }
 };
 
-template <typename T>
-PyObject *as_bytes(const std::vector<T> &column) {
-    return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(column.data()),
-                                     static_cast<Py_ssize_t>(column.size() * sizeof(T)));
+// Columns of rows, one behind the other.
+template <typename Row, typename T>
+PyObject *as_bytes(const std::vector<Row> &rows, std::initializer_list<T Row::*> columns) {
+    const std::size_t size = rows.size() * columns.size() * sizeof(T);
+    PyObject *bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (bytes == nullptr) return nullptr;
+    char *pos = PyBytes_AsString(bytes);
+    for (T Row::*column : columns)
+        for (const Row &row : rows) {
+            std::memcpy(pos, &(row.*column), sizeof(T));
+            pos += sizeof(T);
+        }
+    return bytes;
 }
 
 PyObject *as_list(const Codes &codes) {
@@ -679,22 +892,26 @@ PyObject *scan(PyObject *self, PyObject *text) {
     bool is_taken = false;
     if (!unlocked([&] { is_taken = scanner_of(self).scan(begin, begin + size, rows); })) return nullptr;
     if (!is_taken) Py_RETURN_NONE;
+    const std::vector<std::int64_t> &special = rows.special;
     return Py_BuildValue(
-        "(NNNNNNNNNNNNNNNNNNNLL)", as_bytes(rows.phase), as_bytes(rows.category), as_bytes(rows.name),
-        as_bytes(rows.pid), as_bytes(rows.tid), as_bytes(rows.ts), as_bytes(rows.dur),
-        as_bytes(rows.correlation), as_bytes(rows.external_id), as_bytes(rows.stream), as_bytes(rows.device),
-        as_bytes(rows.bytes), as_bytes(rows.grid), as_bytes(rows.kernel), as_bytes(rows.op),
-        as_bytes(rows.blob), as_bytes(rows.sequence), as_bytes(rows.forward_thread), as_bytes(rows.special),
+        "(NNNNy#LL)",
+        as_bytes(rows.events, {&Event::phase, &Event::category, &Event::name, &Event::pid, &Event::tid,
+                               &Event::grid, &Event::kernel}),
+        as_bytes(rows.events, {&Event::ts, &Event::dur, &Event::correlation, &Event::external_id,
+                               &Event::stream, &Event::device, &Event::bytes}),
+        as_bytes(rows.ops, {&Op::event, &Op::sequence, &Op::forward_thread}),
+        as_bytes(rows.ops, {&Op::dims, &Op::types, &Op::strides, &Op::values}),
+        special.empty() ? "" : reinterpret_cast<const char *>(special.data()),
+        static_cast<Py_ssize_t>(special.size() * sizeof special[0]),
         static_cast<long long>(rows.bare), static_cast<long long>(rows.other));
 }
 
 PyObject *dictionaries(PyObject *self, PyObject *) {
     const Scanner &scanner = scanner_of(self);
-    return Py_BuildValue("(NNNNNNNNNNNN)", as_list(scanner.phases), as_list(scanner.categories),
+    return Py_BuildValue("(NNNNNNNNNNN)", as_list(scanner.phases), as_list(scanner.categories),
                          as_list(scanner.names), as_list(scanner.pids), as_list(scanner.tids),
                          as_list(scanner.kernels), as_list(scanner.grids), as_list(scanner.dims),
-                         as_list(scanner.types), as_list(scanner.strides), as_list(scanner.values),
-                         as_list(scanner.blobs));
+                         as_list(scanner.types), as_list(scanner.strides), as_list(scanner.values));
 }
 
 PyMethodDef methods[] = {

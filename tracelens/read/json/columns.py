@@ -40,7 +40,7 @@ _SEPARATOR = b"\x1f"
 OUT_OF_RANGE = "number out of range, left out"
 NO_PHASE = "no phase: not a trace event"
 OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
-_CODED = ("phase", "category", "name", "pid", "tid", "kernel", "blob")
+_CODED = ("phase", "category", "name", "pid", "tid", "kernel")
 """Columns whose values are codes into dictionaries."""
 
 
@@ -86,7 +86,7 @@ class OpRows(NamedTuple):
 
 
 class OpColumns(NamedTuple):
-    """The same of a whole trace; the arguments are codes into the dictionaries of the same name."""
+    """The same with the arguments as codes into the dictionaries of the same name."""
 
     event: np.ndarray
     sequence: np.ndarray
@@ -146,8 +146,10 @@ class Encoded:
 class Part:
     """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
 
-    blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
-    dictionaries: dict[str, ValueCodes] = field(default_factory=lambda: {key: ValueCodes() for key in _CODED})
+    blocks: dict[int, tuple[Columns, OpRows | OpColumns]] = field(default_factory=dict)
+    dictionaries: dict[str, ValueCodes] = field(
+        default_factory=lambda: {key: ValueCodes() for key in (*_CODED, "blob")}
+    )
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
     metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -202,8 +204,8 @@ class Part:
         """The values of coded columns, in order of their codes; of `blob` see `arguments`."""
         return {key: values for key, values in self.dictionaries.items() if key != "blob"}
 
-    def arguments(self) -> tuple[NDArray[np.int32], list[list[bytes]]]:
-        """What codes of blobs stand for: a row of four codes each, and the texts of each of the four."""
+    def arguments(self) -> list[list[bytes]]:
+        """The texts of the four arguments in order of their codes, which all ops have from now on."""
         blobs = [value for value in self.dictionaries["blob"] if isinstance(value, bytes)]
         texts = _SEPARATOR.join(blobs).split(_SEPARATOR) if blobs else []
         codes = np.empty((len(blobs), len(_ARGUMENTS)), dtype=np.int32)
@@ -211,7 +213,14 @@ class Part:
         for column, code_of in enumerate(dictionaries):
             parts = texts[column :: len(_ARGUMENTS)]
             codes[:, column] = np.fromiter(map(code_of.__getitem__, parts), np.int32, len(parts))
-        return codes, [[*code_of] for code_of in dictionaries]
+        for index, (columns, ops) in self.blocks.items():
+            if isinstance(ops, OpRows):
+                arguments = codes[ops.blob].T
+                self.blocks[index] = (
+                    columns,
+                    OpColumns(ops.event, ops.sequence, ops.forward_thread, *arguments),
+                )
+        return [[*code_of] for code_of in dictionaries]
 
     def _keep(self, index: int, events: Iterable[tuple[int, Event]]) -> None:
         """Keep what events of a chunk tell besides their columns; only few do: of collectives, names, ids.
@@ -307,17 +316,18 @@ class ScannedPart(Part):
         super().__init__()
         # Seeded, so that nobody can write names that share one place in its tables.
         self._scanner = native.Scanner(int.from_bytes(os.urandom(8)))
+        self._arguments: list[list[bytes]] = []
 
     def scan(self, index: int, text: bytes) -> bool:
         """Read chunk `index`; False, and nothing is kept, where its text must be decoded in Python."""
         scanned = self._scanner.scan(text)
         if scanned is None:
             return False
-        *texts, special, bare_count, other_count = scanned
-        codes = [np.frombuffer(column, dtype=np.int32) for column in (*texts[:5], *texts[12:14], texts[15])]
-        phase, category, name, pid, tid, grid, kernel, blob = codes
-        numbers = [np.frombuffer(column, dtype=np.int64) for column in (*texts[5:12], texts[14], *texts[16:])]
-        ts_ns, dur_ns, correlation, external_id, stream, device, size, op, sequence, forward_thread = numbers
+        codes, numbers, op_numbers, op_codes, special, bare_count, other_count = scanned
+        phase, category, name, pid, tid, grid, kernel = np.frombuffer(codes, dtype=np.int32).reshape(7, -1)
+        ts_ns, dur_ns, correlation, external_id, stream, device, size = np.frombuffer(
+            numbers, dtype=np.int64
+        ).reshape(7, -1)
         columns = Columns(
             phase=phase,
             category=category,
@@ -334,13 +344,17 @@ class ScannedPart(Part):
             blocks=grid,  # codes, until the dictionary is complete
             kernel=kernel,
         )
-        op_rows = OpRows(event=op, blob=blob, sequence=sequence, forward_thread=forward_thread)
-        self.blocks[index] = (columns, op_rows)
-        if unused := +Counter({NO_PHASE: bare_count, OTHER_PHASE: other_count}):
-            self.unused[index] = unused
-        rows = np.frombuffer(special, dtype=np.int64).reshape(-1, 3).tolist()
-        events = decode_events(b",".join(text[begin:end] for _, begin, end in rows))
-        self._keep(index, zip((row for row, *_ in rows), events, strict=True))
+        event, sequence, forward_thread = np.frombuffer(op_numbers, dtype=np.int64).reshape(3, -1)
+        ops = OpColumns(
+            event, sequence, forward_thread, *np.frombuffer(op_codes, dtype=np.int32).reshape(4, -1)
+        )
+        self.blocks[index] = (columns, ops)
+        if bare_count or other_count:
+            self.unused[index] = +Counter({NO_PHASE: bare_count, OTHER_PHASE: other_count})
+        if special:
+            rows = np.frombuffer(special, dtype=np.int64).reshape(-1, 3).tolist()
+            events = decode_events(b",".join(text[begin:end] for _, begin, end in rows))
+            self._keep(index, zip((row for row, *_ in rows), events, strict=True))
         return True
 
     def distinct(self) -> Mapping[str, Iterable[Hashable]]:
@@ -348,8 +362,8 @@ class ScannedPart(Part):
         phases, categories, names, pids, tids, kernels, grids, *self._arguments = self._scanner.dictionaries()
         count = np.array([blocks(grid) if grid else -1 for grid in grids], dtype=np.int64)
         self.blocks = {
-            index: (columns._replace(blocks=count[columns.blocks]), op_rows)
-            for index, (columns, op_rows) in self.blocks.items()
+            index: (columns._replace(blocks=count.take(columns.blocks)), ops)
+            for index, (columns, ops) in self.blocks.items()
         }
         return {
             "phase": json_values(phases),
@@ -360,31 +374,22 @@ class ScannedPart(Part):
             "kernel": kernels,
         }
 
-    def arguments(self) -> tuple[NDArray[np.int32], list[list[bytes]]]:
+    def arguments(self) -> list[list[bytes]]:
         """As of any part; after `distinct`."""
-        *texts, blobs = self._arguments
-        return np.frombuffer(b"".join(blobs), dtype=np.int32).reshape(-1, len(_ARGUMENTS)), texts
+        return self._arguments
 
 
 def merge(parts: list[Part]) -> Encoded:
     """Join what several processes encoded, in order of the chunks."""
-    merged = {key: ValueCodes() for key in _CODED}
-    maps: list[dict[str, NDArray[np.int32]]] = [
+    merged = {key: ValueCodes() for key in (*_CODED, *_ARGUMENTS)}
+    # of each part the new codes of a column, None where they are the old ones
+    maps: list[dict[str, NDArray[np.int32] | None]] = [
         {
-            key: np.array([merged[key][value] for value in values], dtype=np.int32)
-            for key, values in part.distinct().items()
+            key: _renumbered(merged[key], [*values])
+            for key, values in [*part.distinct().items(), *zip(_ARGUMENTS, part.arguments(), strict=True)]
         }
         for part in parts
     ]
-    arguments = [ValueCodes() for _ in _ARGUMENTS]
-    blob_codes = []  # by part: the codes of the four arguments of each blob
-    for part in parts:
-        codes, texts = part.arguments()
-        number_of = [
-            np.array([code_of[text] for text in column], dtype=np.int32)
-            for code_of, column in zip(arguments, texts, strict=True)
-        ]
-        blob_codes.append(np.column_stack([number[codes[:, at]] for at, number in enumerate(number_of)]))
     owner = {index: number for number, part in enumerate(parts) for index in part.blocks}
     columns: list[Columns] = []
     ops: list[OpColumns] = []
@@ -394,18 +399,10 @@ def merge(parts: list[Part]) -> Encoded:
     start = 0
     for index in sorted(owner):
         part, new_codes = parts[owner[index]], maps[owner[index]]
-        block, op_rows = part.blocks.pop(index)
-        columns.append(
-            block._replace(**{key: new.take(getattr(block, key)) for key, new in new_codes.items()})
-        )
-        ops.append(
-            OpColumns(
-                op_rows.event + start,
-                op_rows.sequence,
-                op_rows.forward_thread,
-                *blob_codes[owner[index]][op_rows.blob].T,
-            )
-        )
+        block, block_ops = part.blocks.pop(index)
+        assert isinstance(block_ops, OpColumns)
+        columns.append(_recoded(block, new_codes))
+        ops.append(_recoded(block_ops, new_codes)._replace(event=block_ops.event + start))
         for row in part.collectives.get(index, ()):
             collectives.append(row._replace(event=row.event + start))
         metadata += part.metadata.get(index, [])
@@ -421,7 +418,8 @@ def merge(parts: list[Part]) -> Encoded:
     repaired = sum((part.repaired for part in parts), Counter())
     most = limits().text_bytes
     bounded_names = [_bounded_name(str(value or ""), most, repaired) for value in names]
-    op_table, argument_texts = _bounded_arguments(op_table, arguments, most, repaired)
+    dictionaries = [merged[name] for name in _ARGUMENTS]
+    op_table, argument_texts = _bounded_arguments(op_table, dictionaries, most, repaired)
     return Encoded(
         columns=table._replace(pid=pid, tid=tid, category=category, name=name, kernel=kernel),
         ops=op_table,
@@ -444,29 +442,55 @@ def merge(parts: list[Part]) -> Encoded:
     )
 
 
+def _renumbered(code_of: ValueCodes, values: list[Hashable]) -> NDArray[np.int32] | None:
+    """New codes of the values of a part; None where these are their positions, as in the first part."""
+    if not code_of:
+        code_of.update(zip(values, range(len(values)), strict=True))
+        if len(code_of) == len(values):
+            return None
+        code_of.clear()
+    return np.fromiter(map(code_of.__getitem__, values), np.int32, len(values))
+
+
+def _recoded(block: Any, new_codes: Mapping[str, NDArray[np.int32] | None]) -> Any:
+    """Columns of one part with the codes of all."""
+    return block._replace(
+        **{
+            key: new.take(getattr(block, key))
+            for key, new in new_codes.items()
+            if new is not None and key in block._fields
+        }
+    )
+
+
 def _bounded_arguments(
     ops: OpColumns, dictionaries: list[ValueCodes], most: int, repaired: Counter[str]
 ) -> tuple[OpColumns, list[list[str]]]:
     """Ops without arguments of over `most` bytes, numbered as they appear; and the texts of all arguments."""
     codes = [getattr(ops, name) for name in _ARGUMENTS]
-    size = np.full(len(ops.event), len(_ARGUMENTS) - 1)
-    for column, dictionary in zip(codes, dictionaries, strict=True):
-        size += np.array([len(text) for text in dictionary], dtype=np.int64)[column]  # type: ignore[arg-type]
-    if (oversize := size > most).any():
+    between = len(_ARGUMENTS) - 1
+    sizes = [np.array([*map(len, texts)], dtype=np.int64) for texts in dictionaries]  # type: ignore[arg-type]
+    if sum(of_texts.max(initial=0) for of_texts in sizes) + between > most:
+        size = np.full(len(ops.event), between)
+        for column, of_texts in zip(codes, sizes, strict=True):
+            size += of_texts[column]
+        oversize = size > most
         repaired["arguments of an op over the limit, left out"] += len(
             {*zip(*(column[oversize].tolist() for column in codes), strict=True)}
         )
         codes = [
-            np.where(oversize, dictionary[b""], column)
-            for column, dictionary in zip(codes, dictionaries, strict=True)
+            np.where(oversize, texts[b""], column) if oversize.any() else column
+            for column, texts in zip(codes, dictionaries, strict=True)
         ]
-    texts = []
+    decoded = []
     for name, column, dictionary in zip(_ARGUMENTS, codes, dictionaries, strict=True):
         ordered, values = _by_appearance(column, list(dictionary))
         used = values[: int(ordered.max(initial=-1)) + 1]
-        texts.append([bytes(value).decode("utf-8", "replace") for value in used])
+        decoded.append(
+            _SEPARATOR.join(used).decode("utf-8", "replace").split(_SEPARATOR.decode()) if used else []
+        )
         ops = ops._replace(**{name: ordered})
-    return ops, texts
+    return ops, decoded
 
 
 def _bounded_name(name: str, most: int, repaired: Counter[str]) -> str:
@@ -485,7 +509,7 @@ def _by_appearance(codes: NDArray[Any], values: list[Any]) -> tuple[NDArray[Any]
         unused = new_code < 0
         new_code[unused] = np.arange(len(values) - unused.sum(), len(values))
         order = np.argsort(new_code)
-        return codes, [values[row] for row in order.tolist()]
+        return codes, list(map(values.__getitem__, order.tolist()))
     first = np.full(len(values), len(codes))
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of several rows the last assignment stays
     order = np.argsort(first, kind="stable")

@@ -22,13 +22,30 @@ PyObject *nest(PyObject *, PyObject *args) {
     const bool done = unlocked([&] {
         std::vector<std::int64_t> order(count);
         std::iota(order.begin(), order.end(), 0);
-        std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+        const auto is_before = [&](std::int64_t a, std::int64_t b) {
             if (thread[a] != thread[b]) return thread[a] < thread[b];
             if (start[a] != start[b]) return start[a] < start[b];
             if (end[a] != end[b]) return end[a] > end[b];
             if (rank[a] != rank[b]) return rank[a] < rank[b];
             return a < b;
-        });
+        };
+        // Profilers write long runs in order: they are found, and merged two by two.
+        std::vector<std::size_t> borders{0};
+        for (std::size_t row = 1; row < count; ++row)
+            if (is_before(order[row], order[row - 1])) borders.push_back(row);
+        borders.push_back(count);
+        while (borders.size() > 2) {
+            std::size_t kept = 1;
+            for (std::size_t run = 0; run + 1 < borders.size(); run += 2) {
+                const std::size_t end = std::min(run + 2, borders.size() - 1);
+                const auto at = [&](std::size_t border) {
+                    return order.begin() + static_cast<std::ptrdiff_t>(borders[border]);
+                };
+                std::inplace_merge(at(run), at(run + 1), at(end), is_before);
+                borders[kept++] = borders[end];
+            }
+            borders.resize(kept);
+        }
         // The events around the last one, seen from the inside: its parent, the parent of that, and so on.
         std::int64_t before = -1;
         for (const std::int64_t row : order) {

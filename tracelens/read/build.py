@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, taken
 from tracelens.dtypes import element_bytes
 from tracelens.errors import ParseError
 from tracelens.limits import LARGEST_COUNT
@@ -119,7 +119,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     # Equal ids to equal small numbers: profilers write one thread as 7 and as "7".
     dense_pids, dense_tids = (np.unique(ids, return_inverse=True)[1] for ids in (pids, tids))
     thread = dense_pids[rows.table.pid] * len(tids) + dense_tids[rows.table.tid]
-    gpu = np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_KINDS])
+    gpu = np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind)
     device = np.where(gpu, np.where(rows.table.device >= 0, rows.table.device, pid), -1)
     stream = np.where(gpu, np.where(rows.table.stream != -1, rows.table.stream, tid), -1)
     rows = _plausible(rows, gpu, device, stream)
@@ -258,13 +258,13 @@ def _select(table: Encoded) -> EventRows:
     _count(repaired, "negative duration set to 0", negative)
     no_name = np.array([not name for name in table.names], dtype=bool)
     _count(repaired, "no name", no_name[columns.name[source]])
-    picked = Columns(*(column[source] for column in columns))._replace(dur_ns=np.maximum(dur[source], 0))
-    kept = int(row.sum() + used.sum() + row[begin].sum())
+    picked = Columns(*taken(columns, source))._replace(dur_ns=np.maximum(dur[source], 0))
+    kept = sum(int(np.count_nonzero(mask)) for mask in (row, used, row[begin]))
     return EventRows(picked, source, +dropped, first_drop, repaired, kept)
 
 
 def _count(counter: Counter[str], reason: str, mask: Bool) -> None:
-    if count := int(mask.sum()):
+    if count := int(np.count_nonzero(mask)):
         counter[reason] += count
 
 
@@ -292,8 +292,9 @@ def _plausible(rows: EventRows, gpu: Bool, device: Int, stream: Int) -> EventRow
         values = getattr(columns, name)
         absurd = gpu & ~summable(np.where(gpu, values, -1))
         absurd |= values < -1
-        _count(rows.repaired, OUT_OF_RANGE, absurd)
-        columns = columns._replace(**{name: np.where(absurd, -1, values)})
+        if absurd.any():
+            _count(rows.repaired, OUT_OF_RANGE, absurd)
+            columns = columns._replace(**{name: np.where(absurd, -1, values)})
     gpu_rows = np.flatnonzero(gpu)
     start, dur = columns.ts_ns, columns.dur_ns
     gpu_rows = gpu_rows[np.lexsort((start[gpu_rows], stream[gpu_rows], device[gpu_rows]))]
@@ -317,8 +318,8 @@ def _linked(
     `ids` are process and thread of each code, `location` is process, thread and start of each event.
     """
     columns, (pids, tids) = table.columns, ids
-    flow_codes = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
-    is_flow = np.isin(columns.category, flow_codes)
+    names_flow = np.array([name in dialect.launch_flows for name in table.categories], dtype=bool)
+    is_flow = names_flow.take(columns.category)
     phase = {name: code for code, name in enumerate(table.phases)}
     begin = np.flatnonzero(is_flow & (columns.phase == phase.get("s", -1)))
     end = np.flatnonzero(is_flow & (columns.phase == phase.get("f", -1)))
@@ -354,8 +355,10 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     texts = {}
     for name, argument in arguments.items():
         values = getattr(table, argument)
-        codes = lookup(getattr(table.ops, argument), op_row, len(values))
-        texts[name] = Coded.merged(codes, [*values, ""])
+        if "" not in values:
+            values = [*values, ""]
+        codes = lookup(getattr(table.ops, argument), op_row, values.index(""))
+        texts[name] = Coded.merged(codes, values)
     return OPS.table(
         texts
         | {
@@ -374,7 +377,7 @@ def pair_begin_end(table: Encoded, columns: Columns) -> tuple[Int, Int, Bool]:
         (rows of the begin events that found their end, ns between the two, mask of those that found none).
     """
     codes = {code: name for code, name in enumerate(table.phases) if name in (*_OPEN, *_CLOSE)}
-    alone = np.isin(columns.phase, list(codes))
+    alone = np.array([code in codes for code in range(len(table.phases))], dtype=bool).take(columns.phase)
     empty = np.empty(0, dtype=np.int64)
     if not alone.any():
         return empty, empty, alone
@@ -428,7 +431,7 @@ def unread_device_events(
         f"not read: {count:,} device event{'s' * (count != 1)} of category {table.categories[code]!r}"
         for code, count in counts.items()
     )
-    if np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_KINDS]).any():
+    if np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind).any():
         return unread
     raise ParseError(
         path,

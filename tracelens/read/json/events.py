@@ -407,7 +407,8 @@ def summable(values: Int) -> Bool:
 
     All of them in any genuine trace; else those that do not exceed an equal share of it.
     """
-    if float(np.maximum(values, 0).sum(dtype=np.float64)) < LARGEST_SUM:
+    share = LARGEST_SUM // max(len(values), 1)
+    if values.max(initial=0) <= share or float(np.maximum(values, 0).sum(dtype=np.float64)) < LARGEST_SUM:
         return np.ones(len(values), dtype=bool)
-    keep: Bool = values <= LARGEST_SUM // max(len(values), 1)
+    keep: Bool = values <= share
     return keep

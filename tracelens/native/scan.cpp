@@ -94,7 +94,8 @@ class Names {
     std::uint8_t slots_[SLOTS];
 };
 
-// Distinct texts, numbered in order of first use; and for each context the one that was last seen in it.
+// Distinct texts, numbered in order of first use; and for each context the one that was last seen in it. A
+// context may be anything that tells what follows: a wrong guess costs time only.
 class Codes {
   public:
     explicit Codes(std::uint64_t seed) : seed_(seed), slots_(64), guesses_(GUESSES, -1) {}
@@ -234,8 +235,8 @@ std::uint64_t no_digits(std::uint64_t word) {
     return ((word + 0x4646464646464646) | (word - 0x3030303030303030)) & 0x8080808080808080;
 }
 
-// The number that the last 1 to 16 digits before `end` are. Of as many digits before them the first may be
-// something else, but they must be there: they are, since the key of a value is as long as this.
+// The number that 1 to 16 digits before `end` are. 8 or 16 bytes are read, whatever `count` is: no value is so
+// short that they are not there, since at least `[{"ts":` stands before one.
 std::int64_t decimal(const char *end, std::ptrdiff_t count) {
     if (!BY_WORDS) {
         std::int64_t value = 0;
@@ -434,8 +435,8 @@ class Walk {
     }
 };
 
-// Keys of objects that look alike. What was read from the end of a value to the begin of the next one, or to
-// the end of the object, is mostly what stands there in the next object: it is compared before it is walked over.
+// Keys of objects that look alike. From the end of a value to the begin of the next one, or to the end of the
+// object, mostly the same bytes stand as in an object before: they are compared, and walked over only if not.
 class Keys {
   public:
     template <std::size_t COUNT>
@@ -468,7 +469,8 @@ class Keys {
             number = names_.find(key);
             state = 1 + static_cast<unsigned>(Names::hash(key) % (STATES - 1));
         }
-        learn(before, {begin, static_cast<std::size_t>(walk.pos - begin)}, number, state);
+        if (walk.end - begin >= LONGEST)  // else it was not looked for
+            learn(before, {begin, static_cast<std::size_t>(walk.pos - begin)}, number, state);
         return number;
     }
 
@@ -757,7 +759,7 @@ class Scanner {
             walk.value(token, depth);
     }
 
-    // What tells most texts of a field apart: their last letters. Eight bytes are there: the key is before it.
+    // The last letters of a text, which tell most of them apart; where it is shorter, its key is before it.
     std::uint64_t context(Field field) const {
         return has(field) ? word(fields_[field].end - 8) * 0x9e3779b97f4a7c15 : 0;
     }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Float, Int, distinct, numbered, ordered
+from tracelens.arrays import Bool, Float, Int, distinct, lookup, numbered, ordered, unique
 from tracelens.native import core
 
 
@@ -154,13 +154,19 @@ def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
     return ancestor_sums(parent, behind), size
 
 
-def outermost(parent: Int, rows: Int, group: Int) -> Bool:
+def outermost(parent: Int, depth: Int, rows: Int, group: Int) -> Bool:
     """Which rows, each once in a group (non-negative), have no other row of their group around them."""
-    position, size = preorder(parent, np.zeros(len(parent), dtype=np.int64))
+    # The forest of these rows alone: most others are none of them.
+    members = unique(rows)
+    place = np.full(len(parent), -1, dtype=np.int64)
+    place[members] = np.arange(len(members))
+    above = lookup(nearest(parent, depth, place >= 0), parent[members], -1)
+    position, size = preorder(lookup(place, above, -1), np.zeros(len(members), dtype=np.int64))
     # Lifted by group: how far the rows of a group that began before reach.
-    begin = position[rows] + group * (len(parent) + 1)
+    member = place[rows]
+    begin = position[member] + group * (len(members) + 1)
     order = np.argsort(begin)
-    reach = np.maximum.accumulate((begin + size[rows])[order])
+    reach = np.maximum.accumulate((begin + size[member])[order])
     result = np.ones(len(rows), dtype=bool)
     result[order[1:]] = reach[:-1] <= begin[order[1:]]
     return result

@@ -172,7 +172,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         subtree = sums(group[call < 0], work.dur[piece[call < 0]], len(op_level.key))
         owner, call = np.divmod(unique(group[call >= 0] * count + call[call >= 0]), count)
         # A recursive op's inner calls are part of the outer one's subtree.
-        outer = outermost(events.parent, call, owner)
+        outer = outermost(events.parent, events.depth, call, owner)
         subtree += sums(owner[outer], total[call[outer]], len(op_level.key))
         # Nodes of all levels and an idle row a step.
         length = np.diff(steps.edges)
@@ -291,7 +291,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
             group, (name,) = codes(names)
             by_name = stats(group, dur, len(name))
             # A call inside a call of the same op is part of that one's subtree.
-            outer = outermost(events.parent, call, group)
+            outer = outermost(events.parent, events.depth, call, group)
             # Category with most time in each group of calls.
             group_of_work = group[np.searchsorted(call, with_op.op)]
             pair, (owner, category_of_pair) = codes(group_of_work, with_op.category.astype(np.int64))

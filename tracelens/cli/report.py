@@ -21,6 +21,7 @@ from tracelens.cli.output import (
 )
 from tracelens.errors import TracelensError
 from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
+from tracelens.workers import keep_freed
 
 ROWS = 40
 """Of each table that `analyze` prints: more than a report shows, which has them all."""
@@ -102,6 +103,7 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Shown, options: AnalyzerOpt
 
 def _reporting(traces: Traces, line: Progress) -> Reporting:
     """The traces, and the processes that read them."""
+    keep_freed()
     return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask)
 
 

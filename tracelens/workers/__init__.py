@@ -3,6 +3,7 @@
     tasks      what is done with one file, where (on this machine, on a Dask cluster), and the results of all
     aside      one large trace: its slow analyzers beside the others
     children   processes, started before anything heavy is imported, and the choice of where work is done
+    memory     what a process does with memory that it has freed
 
 No process holds more than one trace at a time.
 """
@@ -16,6 +17,7 @@ from tracelens.lazy import lazy
 if TYPE_CHECKING:
     from tracelens.workers.aside import analyze_run, beside
     from tracelens.workers.children import Children, jobs, start
+    from tracelens.workers.memory import keep_freed
     from tracelens.workers.tasks import Executor, ParkedTraces, analyze_files
 
 __getattr__, __dir__ = lazy(
@@ -23,6 +25,7 @@ __getattr__, __dir__ = lazy(
     {
         "workers.aside": "analyze_run beside",
         "workers.children": "Children jobs start",
+        "workers.memory": "keep_freed",
         "workers.tasks": "Executor ParkedTraces analyze_files",
     },
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracelens.guard import guard
 from tracelens.workers.children import jobs
+from tracelens.workers.memory import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,12 +81,6 @@ class ForkedWork:
             self._source = None
 
 
-def _give_back() -> None:
-    """Give freed memory back to the system, which would stay with the process."""
-    with suppress(OSError, AttributeError):  # other C libraries do not say how
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def analyze_run(
     run: Run, analyzers: Sequence[Analyzer], *, fork: bool, progress: Callable[[str], None], **options: Any
 ) -> list[Result]:
@@ -111,19 +105,19 @@ def analyze_run(
     (trace,) = run.traces
     slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
-    give_back = _give_back if len(trace.tables["events"]) >= _MANY_EVENTS else bool
-    give_back()  # half of what reading took
+    trim = give_back if len(trace.tables["events"]) >= _MANY_EVENTS else bool
+    trim()  # half of what reading took
 
     def part_of(item: Analyzer | Shared) -> Any:
         part = item.part_of(trace, **options)
-        give_back()
+        trim()
         return part
 
     def slow_parts() -> list[Any]:
         return [part_of(item) for item in slow]
 
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
-    if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
+    if events >= _WORTH_EVENTS and cores > 1:  # computed before the fork, since both processes need it
         from tracelens.analysis.host import idle_time
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
@@ -131,7 +125,7 @@ def analyze_run(
         guard("MoE layers", trace.once, regions)
         guard("idle time", idle_time, trace)
         guard("serving steps", rank_steps, trace)
-        _give_back()
+        give_back()
     with beside(slow_parts, events, cores) as wait:
         parts = {}
         for item in others:
@@ -141,7 +135,7 @@ def analyze_run(
     parts |= {item.name: part for item, part in zip(slow, of_slow, strict=True)}
     # The parts say it all.
     trace.forget()
-    give_back()
+    trim()
     for item in items:
         result_of[item.name] = item.combine([parts.pop(item.name)], result_of, **options)
     return [result_of[item.name] for item in analyzers]

@@ -29,6 +29,7 @@ from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
 from tracelens.read import BESIDE, GraphSources, SideTraces
+from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -346,6 +347,7 @@ def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> No
     """Carry out the tasks that come in on stdin until it is closed."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     gc.disable()  # as in the command: a process that ends soon needs no collector
+    keep_freed()
     side_traces = SideTraces()
     while True:
         try:

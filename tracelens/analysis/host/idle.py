@@ -19,7 +19,7 @@ from tracelens.analysis.host.launches import (
     profiler_calls,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, numbered, ordered, ranges, taken, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -368,7 +368,7 @@ class Host:
                 continue
             owner, held = self._held_up(number, rows)
             dur = events.end - events.start
-            for row in np.unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
+            for row in unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
                 alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
                 alike = alike[~np.isin(alike, owner)]
                 if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
@@ -407,14 +407,20 @@ class Host:
         times = calls(self._events, overhead[held])
         if not len(times.start):
             return activity
-        slowed = activity.what < what
-        rows = np.flatnonzero(slowed)
-        hit, inside = overlaps(times, activity.start[rows], activity.end[rows])
-        held_up = activity.take(rows[hit])._replace(
+        # Of all that the thread did, little lies in these times.
+        first = np.searchsorted(activity.end, times.start, side="right")
+        last = np.searchsorted(activity.start, times.end, side="left")
+        _, touched = ranges(first, np.maximum(last - first, 0))
+        touched = unique(touched[activity.what[touched] < what])
+        slowed = activity.take(touched)
+        hit, inside = overlaps(times, slowed.start, slowed.end)
+        held_up = slowed.take(hit)._replace(
             start=inside.start, end=inside.end, what=np.full(len(hit), what), event=inside.owner
         )
-        others = activity.take(rows).outside(union(times.start, times.end))
-        return _in_order(activity.take(~slowed), held_up, others)
+        as_before = np.ones(len(activity.what), dtype=bool)
+        as_before[touched] = False
+        others = slowed.outside(union(times.start, times.end))
+        return _in_order(activity.take(as_before), held_up, others)
 
 
 class Pieces(NamedTuple):
@@ -700,7 +706,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
             )
         )
     together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
-    return together.take(ordered(together.gap, together.start))
+    return together.take(ordered(together.start))
 
 
 def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
@@ -860,10 +866,8 @@ def threads(trace: Trace) -> Int:
 
 
 def _threads(trace: Trace) -> Int:
-    events = trace.arrays
-    tids, tid = numbered(events.tid)
-    _, pid = numbered(events.pid)
-    return pid * len(tids) + tid
+    number, _ = codes(trace.arrays.pid, trace.arrays.tid)
+    return number
 
 
 def innermost(events: Events, rows: Int) -> Pieces:

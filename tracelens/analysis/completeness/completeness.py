@@ -59,7 +59,7 @@ from tracelens.analysis.completeness.lost_records import (
 )
 from tracelens.analysis.host import SYNCHRONIZE
 from tracelens.arrays import Bool, Float, Int, lookup, unique
-from tracelens.table import Result, Skip, codes, result
+from tracelens.table import Result, Skip, codes, result, stats
 from tracelens.trace import STEP_MARK, TO_HOST, Trace, both, matching, rows_by_code, union
 
 TABLES = {"doubts": DOUBT_TABLE, "stretches": STRETCHES}
@@ -814,10 +814,9 @@ def overlapping_kernels(recording: Recording) -> Iterator[Doubt]:
     """
     work = recording.work
     graph = recording.under_graph
-    long = np.zeros(len(work.event), dtype=bool)
-    for rows in rows_by_code(work.name).values():
-        if len(rows) >= LEAST_NAMESAKES:
-            long[rows] = work.dur[rows] > LONG_RATIO * np.median(work.dur[rows])
+    of_name = stats(work.name, work.dur, len(work.names))
+    long = (of_name.number >= LEAST_NAMESAKES)[work.name]
+    long &= work.dur > LONG_RATIO * of_name.median[work.name]
     reaching = np.where(~graph | long, work.end, work.start)
     starts: list[Int] = []
     ends: list[Int] = []

@@ -4,6 +4,7 @@ from tracelens.costs.collective import MESSAGE_OPS, Message, message
 from tracelens.costs.model import (
     COSTS,
     NO_SHAPES,
+    Engine,
     Lengths,
     OpCall,
     OpCost,
@@ -19,6 +20,7 @@ __all__ = [
     "COSTS",
     "MESSAGE_OPS",
     "NO_SHAPES",
+    "Engine",
     "Lengths",
     "Message",
     "OpCall",

@@ -262,24 +262,21 @@ def _parsed_integer(text: str) -> int | None:
     return int(text) if len(digits) < 20 and digits.isascii() and digits.isdigit() else None
 
 
-_INT = {int}
-_LISTS = (list, tuple)
-
-
 def _dimensions(shape: Any) -> tuple[int, ...]:
-    if type(shape) in _LISTS:
-        if not shape:
-            return ()
-        if set(map(type, shape)) == _INT and (least := min(shape)) >= 0:
-            if len(shape) > MOST_DIMENSIONS or _elements(shape, least) > MOST_ELEMENTS:
+    if type(shape) is list or type(shape) is tuple:
+        for dim in shape:
+            if type(dim) is not int or dim < 0:
+                break
+        else:
+            if len(shape) > MOST_DIMENSIONS or _elements(shape) > MOST_ELEMENTS:
                 raise Uncounted(f"a recorded shape is larger than any tensor: {str(shape)[:40]}")
             return tuple(shape)
     raise Uncounted(f"a recorded shape is not a list of sizes: {str(shape)[:40]}")
 
 
-def _elements(shape: Sequence[int], least: int) -> int:
+def _elements(shape: Sequence[int]) -> int:
     """Elements of a tensor, as if no size were 0."""
-    return prod(shape) if least else prod(size or 1 for size in shape)
+    return prod(shape) or prod(size or 1 for size in shape)
 
 
 CostFunction = Callable[[OpCall], OpCost]

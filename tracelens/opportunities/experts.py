@@ -441,11 +441,10 @@ class _LoopReader:
         )
         self.read_op = trace.once(enclosing_op)[self.reads.event]
         costing = trace.once(work_costs)
-        moved = np.array(
-            [item.cost.read_bytes + item.cost.write_bytes for item in costing.items], dtype=np.int64
+        read, written = costing.costs.read_bytes, costing.costs.write_bytes
+        self.moved, self.written = (
+            lookup(amounts, costing.item, -1) for amounts in (read + written, written)
         )
-        written = np.array([item.cost.write_bytes for item in costing.items], dtype=np.int64)
-        self.moved, self.written = lookup(moved, costing.item, -1), lookup(written, costing.item, -1)
         gemms = [code for code, name in enumerate(self.work.categories) if name in _GEMMS]
         self.is_gemm = np.isin(self.work.category, gemms)
         # The outermost op around the op of each activity, -1 for none.

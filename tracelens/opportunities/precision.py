@@ -202,9 +202,8 @@ def _types(context: RankContext) -> NDArray[np.str_]:
     """The type in which each piece of work in the steps multiplies; "" for work that does not."""
     work, known = context.work, costing(context.trace, context.trace.work)
     item = known.item[context.rows]
-    of_kind = [
-        kind.cost.dtype if kind.cost.engine == "matrix" and kind.cost.flops else "" for kind in known.items
-    ]
+    costs, multiplies = known.costs, known.costs.on_matrix_units & (known.costs.flops > 0)
+    of_kind = [dtype if here else "" for dtype, here in zip(costs.dtype, multiplies.tolist(), strict=True)]
     of_name = [
         next((dtype for dtype, pattern in _NAMES.items() if pattern.search(name)), UNKNOWN)
         for name in work.names
@@ -373,9 +372,7 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     """
     work, name, names = trace.work, trace.arrays.name, trace.arrays.names
     counted = trace.once(work_costs)
-    written = lookup(
-        np.array([item.cost.write_bytes for item in counted.items], dtype=np.int64), counted.item, 0
-    )
+    written = lookup(counted.costs.write_bytes, counted.item, 0)
     caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
 
     def named(pattern: re.Pattern[str]) -> Bool:

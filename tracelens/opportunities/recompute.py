@@ -165,9 +165,7 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     forward, of_layer = _forward_calls(trace, around, backward, begun, repeated)
     # Of a call with several kernels the first counts as what writes its bytes.
     costs = trace.once(work_costs)
-    written = lookup(
-        np.array([item.cost.write_bytes for item in costs.items], dtype=np.int64), costs.item[rows], 0
-    )
+    written = lookup(costs.costs.write_bytes, costs.item[rows], 0)
     is_first = np.zeros(len(rows), dtype=bool)
     is_first[np.unique(costs.call[rows], return_index=True)[1]] = True
     return Recompute(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
-from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable_time
+from tracelens.analysis.roofline import CostColumns, Counted, bounds, least_ns, reachable_time
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import DATA_SHEET, MEASURED, Device, memory_rate, read_device
@@ -210,7 +210,8 @@ def _by_data_sheets(
     items: list[Counted], recorded: Device, target: Device
 ) -> tuple[list[float], list[float]]:
     """Least times on both devices, -1 where not known; max-achievable where both publish it for the type."""
-    known = [bounds(items, device) for device in (recorded, target)]
+    costs = CostColumns.of(item.cost for item in items)
+    known = [bounds(costs, device) for device in (recorded, target)]
     both = (known[0].maf > 0) & (known[1].maf > 0)
     return tuple(np.where(both, bound.maf, bound.roofline).tolist() for bound in known)
 

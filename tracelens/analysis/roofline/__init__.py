@@ -10,6 +10,7 @@ from tracelens.analysis.roofline.bounds import (
     on_matrix_units,
 )
 from tracelens.analysis.roofline.costing import (
+    CostColumns,
     Costing,
     Counted,
     OpCalls,
@@ -23,6 +24,7 @@ from tracelens.analysis.roofline.slow import SLOW_RATIO, SlowCalls, reachable_ti
 __all__ = [
     "BOUNDS",
     "SLOW_RATIO",
+    "CostColumns",
     "Costing",
     "Counted",
     "MatrixFlops",

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.costing import CACHED_RATIO, LARGE_FLOPS, Counted, OpCalls, matrix_costing
+from tracelens.analysis.roofline.costing import (
+    CACHED_RATIO,
+    LARGE_FLOPS,
+    CostColumns,
+    Counted,
+    OpCalls,
+    matrix_costing,
+)
 from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
@@ -56,36 +63,34 @@ class MatrixFlops(NamedTuple):
 
 def least_ns(cost: OpCost, device: Device) -> float:
     """Least time of one call on a device, -1 where it is not known or there is nothing to do."""
-    least = float(bounds([Counted("", "", cost, "")], device).roofline[0])
+    least = float(bounds(CostColumns.of([cost]), device).roofline[0])
     return least if least > 0 else -1.0
 
 
-def bounds(items: list[Counted], device: Device | None) -> Bounds:
-    """Least time of each kind of call on a device; without one nothing is known."""
-    count = len(items)
+def bounds(costs: CostColumns, device: Device | None) -> Bounds:
+    """Least time of one call of each kind on a device; without one nothing is known."""
+    count = len(costs.flops)
     if device is None:
         nothing = np.full(count, -1.0)
         return Bounds(np.full(count, BOUNDS.index("")), nothing, nothing, np.zeros(count))
-    costs = [item.cost for item in items]
-    kinds = {(cost.engine, cost.dtype) for cost in costs if cost.flops}
+    units = [*zip(costs.engine, costs.dtype, strict=True)]
+    kinds = {kind for kind, flops in zip(units, costs.flops.tolist(), strict=True) if flops}
     peaks = {kind: device.peak(*kind) or 0.0 for kind in kinds}
     mafs = {dtype: device.max_achievable(dtype) or 0.0 for engine, dtype in kinds if engine == "matrix"}
     links = {"host": device.host_link_bytes_per_s, "gpu": device.gpu_link_bytes_per_s}
-    flops = np.array([cost.flops for cost in costs], dtype=float)
-    peak = np.array([peaks.get((cost.engine, cost.dtype), 0.0) for cost in costs])
-    maf = np.array([mafs.get(cost.dtype, 0.0) if cost.engine == "matrix" else 0.0 for cost in costs])
-    link = np.array([links.get(cost.link, 0.0) for cost in costs])
+    flops = costs.flops.astype(float)
+    peak = np.array([peaks.get(kind, 0.0) for kind in units])
+    maf = np.array([mafs.get(dtype, 0.0) if engine == "matrix" else 0.0 for engine, dtype in units])
+    link = np.array([links.get(link, 0.0) for link in costs.link])
     compute = _time(flops, peak)
-    moved = np.array([cost.read_bytes + cost.write_bytes for cost in costs], dtype=float)
-    memory = _time(moved, device.hbm_bytes_per_s)
-    over_link = _time(np.array([cost.link_bytes for cost in costs], dtype=float), link)
-    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)
+    memory = _time((costs.read_bytes + costs.write_bytes).astype(float), device.hbm_bytes_per_s)
+    over_link, is_link = _time(costs.link_bytes.astype(float), link), costs.is_linked
     # The far end of a link is another memory, so what a linked call moves is scored against the link alone.
     least = np.where(is_link, over_link, np.maximum(compute, memory))
     known = np.where(is_link, over_link >= 0, compute >= 0)
     bound = np.where(compute > memory, BOUNDS.index("compute"), BOUNDS.index("memory"))
     for name in ("host", "gpu"):
-        bound[[cost.link == name for cost in costs]] = BOUNDS.index(f"{name} link")
+        bound[[link == name for link in costs.link]] = BOUNDS.index(f"{name} link")
     bound[~known | (least <= 0)] = BOUNDS.index("")
     against_maf = np.maximum(_time(flops, maf), memory)
     return Bounds(
@@ -177,7 +182,7 @@ def on_matrix_units(work: Work) -> Bool:
 def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:
     """What the cost models count (see costing.py) on matrix units."""
     costs = matrix_costing(trace, work)
-    each = np.array([item.cost.flops if item.cost.engine == "matrix" else 0 for item in costs.items] + [0])
+    each = np.where(costs.costs.on_matrix_units, costs.costs.flops, 0)
     flops = np.zeros(len(work.event), dtype=np.int64)
     counted = np.flatnonzero(costs.item >= 0)
     _, first = np.unique(costs.call[counted], return_index=True)

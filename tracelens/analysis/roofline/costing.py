@@ -13,14 +13,16 @@ its own. A call is counted by the first of these that can:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.common import call_time, grammar, group_kind, integers
 from tracelens.arrays import Bool, Int, lookup, numbered, ordered, unique
-from tracelens.costs import NO_SHAPES, OpCall, OpCost, ServingBatch, Uncounted, find
+from tracelens.costs import NO_SHAPES, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
 from tracelens.table import Coded, Table, codes, nearest, sums
@@ -57,7 +59,36 @@ class Counted(NamedTuple):
     note: str  # what else there is to say
 
 
-class Costing(NamedTuple):
+class CostColumns(NamedTuple):
+    """Several costs, a column for each field of `OpCost`."""
+
+    flops: Int
+    read_bytes: Int
+    write_bytes: Int
+    link_bytes: Int
+    dtype: Sequence[str]
+    engine: Sequence[Engine]
+    link: Sequence[str]
+
+    @classmethod
+    def of(cls, costs: Iterable[OpCost]) -> CostColumns:
+        # Without costs there are no columns.
+        columns: dict[str, Any] = dict(zip(OpCost._fields, zip(*costs, strict=True), strict=False))
+        fields = {name: columns.get(name, ()) for name in cls._fields}
+        fields |= {name: np.array(fields[name], dtype=np.int64) for name in cls._fields[:4]}
+        return cls(**fields)
+
+    @property
+    def on_matrix_units(self) -> Bool:
+        return np.array([engine == "matrix" for engine in self.engine], dtype=bool)
+
+    @property
+    def is_linked(self) -> Bool:
+        return np.array([link != "" for link in self.link], dtype=bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Costing:
     """What was counted how; aligned with the GPU work."""
 
     call: Int  # number of the call that each piece of work belongs to
@@ -65,6 +96,11 @@ class Costing(NamedTuple):
     reason: Int  # index into `reasons` of why it was not, -1 where it was
     items: list[Counted]  # all kinds of counted calls
     reasons: list[str]  # why calls were not counted
+
+    @cached_property
+    def costs(self) -> CostColumns:
+        """Of one call of each kind."""
+        return CostColumns.of(item.cost for item in self.items)
 
     def by_kind(self, work: Work) -> tuple[Int, Int]:
         """Number of calls and their GPU time in this work, by kind of call; 0 for kinds not in it."""
@@ -136,7 +172,8 @@ class _Costing:
                     continue
                 # Copies whose size was not recorded move what their op writes.
                 for row in rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0].tolist():
-                    counted = self._count(row, int(self.work.op[row]), -1)
+                    op, kernel = self.work.op.item(row), self.work.name.item(row)
+                    counted = self._count(op, -1, kernel, self.work.blocks.item(row))
                     if isinstance(counted, Counted):
                         moved = copy_cost(kind, counted.cost.write_bytes)
                         copy = self.work.names[self.work.name[row]]
@@ -167,24 +204,23 @@ class _Costing:
         group, _ = codes(*keys)
         _, first = np.unique(group, return_index=True)
         known, coded = self.ops.counted, []
-        for key, call in zip(_rows(keys, first), _rows((longest, calls, forward), first), strict=True):
-            if key not in known:
-                known[key] = self._count(*call)
-            coded.append(self._code(known[key]))
+        for key, (call, forward_call) in zip(_rows(keys, first), _rows((calls, forward), first), strict=True):
+            counted = known.get(key)
+            if counted is None:
+                counted = known[key] = self._count(call, forward_call, *key[-2:])
+            coded.append(self._code(counted))
         item, reason = (
             np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
         )
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
 
-    def _count(self, row: int, op: int, forward: int) -> Counted | str:
-        """One call of an op, or why it cannot be counted; `row` is its longest piece of work."""
-        name = self.ops.name(op)
-        model = find(name)
+    def _count(self, op: int, forward: int, kernel: int, blocks: int) -> Counted | str:
+        """One call of an op, or why it cannot be counted; `kernel` is the name's code of its longest work."""
+        call = self.ops.call(op, self.work.names[kernel], blocks, forward)
+        model = find(call.name)
         if model is None:
-            return unknown(name)
-        kernel = self.work.names[self.work.name[row]]
-        call = self.ops.call(op, kernel, int(self.work.blocks[row]), forward)
+            return unknown(call.name)
         try:
             cost = model.count(call)
         except Uncounted as why:
@@ -193,7 +229,7 @@ class _Costing:
         moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
         if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
             return BEYOND
-        return Counted(name, self.ops.describe(op), cost, cost.note)
+        return Counted(call.name, self.ops.describe(op), cost, cost.note)
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""
@@ -304,12 +340,12 @@ class OpCalls:
 
     def name(self, op: int) -> str:
         """Name of the op at an event row."""
-        name: str = self._names[self._name[op]]
+        name: str = self._names[self._name.item(op)]
         return name
 
     def recorded(self, op: int) -> bool:
         """Whether any argument of this op was recorded."""
-        row = int(self.row[op])
+        row = self.row.item(op)
         return bool(self._recorded("shapes", row) or self._recorded("values", row))
 
     def call(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCall:
@@ -318,13 +354,14 @@ class OpCalls:
         `kernel` is the one it spends its time in, with its thread blocks; `forward` the event row of its
         forward op, -1 if none.
         """
-        row, batch = int(self.row[op]), int(self._batch[op]) if self._batches else -1
-        expanded = self._strides is not None and self._strides[row] >= 0
+        row, batch = self.row.item(op), self._batch.item(op) if self._batches else -1
+        expanded = self._strides is not None and self._strides.item(row) >= 0
         name = self.name(op)
         model = find(name)
         text = self._recorded("values", row)
-        if text not in self._known_texts:
-            self._known_texts[text] = argument_texts(text)
+        values = self._known_texts.get(text)
+        if values is None:
+            values = self._known_texts[text] = argument_texts(text)
         inner: tuple[OpCall, ...] = ()
         launches: tuple[tuple[str, int], ...] = ()
         if model and model.inner:
@@ -343,7 +380,7 @@ class OpCalls:
             name,
             shapes=self._lists("shapes", row),
             dtypes=argument_dtypes(self._recorded("dtypes", row)),
-            values=self._known_texts[text],
+            values=values,
             strides=self._lists("strides", row) if expanded else (),
             kernel=kernel,
             blocks=blocks,
@@ -351,7 +388,7 @@ class OpCalls:
             batch=self._batches[batch] if batch >= 0 else None,
             inner=inner,
             launches=launches,
-            is_replayed=bool(self._events.copied[op]),
+            is_replayed=self._events.copied.item(op),
         )
 
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
@@ -371,19 +408,20 @@ class OpCalls:
 
     def describe(self, op: int) -> str:
         """The tensor arguments of the op at an event row as short text."""
-        row = int(self.row[op])
+        row = self.row.item(op)
         return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
     def _recorded(self, column: str, row: int) -> str:
         coded = self._text[column]
-        text: str = coded.values[coded.codes[row]]
+        text: str = coded.values[coded.codes.item(row)]
         return text
 
     def _lists(self, column: str, row: int) -> list[list[Any]]:
         text = self._recorded(column, row)
-        if text not in self._known_lists:
-            self._known_lists[text] = argument_lists(text)
-        return self._known_lists[text]
+        lists = self._known_lists.get(text)
+        if lists is None:
+            lists = self._known_lists[text] = argument_lists(text)
+        return lists
 
 
 NamedCost = tuple[str, str, OpCost]

@@ -20,16 +20,17 @@ from tracelens.analysis.roofline.costing import (
     MOSTLY_UNCOUNTED,
     NO_MODEL,
     REPEATED,
+    CostColumns,
     Costing,
     Counted,
     costing,
 )
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, numbered, unique
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import OPAQUE, WORK_KINDS, Scope, Trace, Work, gpu_work, launched_in, steps_of
-from tracelens.units import size_text
+from tracelens.units import EXPLAIN_ABOVE, size_text
 
 COVERAGE = Schema(
     "GPU time covered by cost models",
@@ -200,7 +201,7 @@ def of_rank(
         skip = Skip(f"rank {rank}", no_gpu_work(trace, scope))
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
-    limits = bounds(costs.items, peaks)
+    limits = bounds(costs.costs, peaks)
     used = utilisation(trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0)
     distant, row_of_kind = distances(rank, work, costs, limits, peaks, projected)
     rows = {
@@ -220,7 +221,7 @@ def of_rank(
             reason = f"no peaks known for {', '.join(named)}; pass --device or --device-file"
         skips.insert(0, Skip(f"rank {rank}: roofline time and efficiency", reason))
     skips += [Skip("FLOPs and bytes", reason) for reason in costs.reasons if isinstance(reason, Failure)]
-    linked = np.array([entry.cost.link == "gpu" for entry in costs.items], dtype=bool)
+    linked = np.array([link == "gpu" for link in costs.costs.link], dtype=bool)
     kernels = np.flatnonzero(lookup(linked, costs.item, False))
     found = RankRoofline(rows, skips, peaks, ran_on, names, projected)
     return found._replace(messages=(work.start[kernels], row_of_kind[costs.item[kernels]]))
@@ -270,9 +271,9 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwid
     _, first = np.unique(costing.call[counted], return_index=True)
     calls = counted[first]
     item = costing.item[calls]
-    costs = [entry.cost for entry in costing.items]
-    amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
-    flops = amount[item] if len(costs) else np.empty(0)
+    costs = costing.costs
+    amount = np.where(costs.on_matrix_units, costs.flops, 0).astype(float)
+    flops = amount[item]
     peak_of_most = np.inf
     if flops.any():  # that of the element type in which most FLOPs are
         peaks, code = np.unique(peak[item], return_inverse=True)
@@ -310,8 +311,8 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwid
         "mfu": _share(total(flops * ~is_recompute) / seconds, peak_of_most),
         "hfu": _share(total(flops) / seconds, peak_of_most),
     }
-    moved = np.array([0 if cost.link else cost.read_bytes + cost.write_bytes for cost in costs], dtype=float)
-    mbu = _share(total(moved[item] if len(costs) else np.empty(0)) / seconds, bandwidth)
+    moved = np.where(costs.is_linked, 0, costs.read_bytes + costs.write_bytes).astype(float)
+    mbu = _share(total(moved[item]) / seconds, bandwidth)
     rows = {
         "rank": np.full(number, trace.meta.rank),
         "step": steps.labels,
@@ -370,24 +371,21 @@ def distances(
     items = [items[row] for row in order.tolist()]
     bounded_by = [BOUNDS[code] for code in bound[order].tolist()]
     time, efficiency, maf_efficiency = time[order], efficiency[order], maf_efficiency[order]
-    notes = []
-    for entry, limit, *reached in zip(
-        items, bounded_by, efficiency.tolist(), maf_efficiency.tolist(), strict=True
-    ):
-        why = explain(entry, limit, device, projected, *reached) if device else ""
-        notes.append("; ".join(filter(None, (why, entry.note))))
-
+    notes = [entry.note for entry in items]
+    too_fast = (efficiency > EXPLAIN_ABOVE) | (maf_efficiency > EXPLAIN_ABOVE)
+    for row in np.flatnonzero(too_fast).tolist():
+        if device:
+            reached = efficiency.item(row), maf_efficiency.item(row)
+            why = explain(items[row], bounded_by[row], device, projected, *reached)
+            notes[row] = "; ".join(filter(None, (why, notes[row])))
     # FLOPs and bytes of one call, and how many of them a second were achieved.
-    def amounts(name: str) -> Int:
-        return np.array([getattr(entry.cost, name) for entry in items], dtype=np.int64)
-
-    flops, read, write, link = map(amounts, ("flops", "read_bytes", "write_bytes", "link_bytes"))
-    linked = np.array([entry.cost.link != "" for entry in items], dtype=bool)
+    costs = CostColumns.of(entry.cost for entry in items)
+    flops, read, write, link = costs.flops, costs.read_bytes, costs.write_bytes, costs.link_bytes
     rate = count[order] / time * 1e9
     rows = {
         "name": [entry.name for entry in items],
         "shapes": [entry.shapes for entry in items],
-        "dtype": [entry.cost.dtype for entry in items],
+        "dtype": list(costs.dtype),
         "dims": [" ".join(f"{key}={value}" for key, value in entry.cost.dims) for entry in items],
         "bound": bounded_by,
         "note": notes,
@@ -396,7 +394,7 @@ def distances(
         "write_bytes": write,
         "link_bytes": link,
         "flops_per_s": flops * rate,
-        "bytes_per_s": np.where(linked, link, read + write) * rate,
+        "bytes_per_s": np.where(costs.is_linked, link, read + write) * rate,
         "intensity": flops / np.maximum(read + write, 1),
         "rank": np.full(size, rank),
         "count": count[order],
@@ -420,26 +418,25 @@ def by_size(items: Sequence[Counted], count: Int) -> tuple[Int, list[Counted]]:
     Each kind is one, but for all-to-alls of uneven sizes: those of a group with sizes between the same powers
     of two are one, with the mean of their bytes.
     """
-    members: dict[tuple[object, ...], list[int]] = {}
-    for kind, item in enumerate(items):
-        key: tuple[object, ...] = (kind,)
-        if item.name.startswith(_UNEVEN):
-            key = (item.name, item.cost.dtype, item.cost.dims, _largest(item).bit_length())
-        members.setdefault(key, []).append(kind)
-    group, rows = np.empty(len(items), dtype=np.int64), []
-    for row, kinds in enumerate(members.values()):
-        group[kinds] = row
-        one = items[kinds[0]]
-        if one.name.startswith(_UNEVEN):
-            costs = [items[kind].cost for kind in kinds]
-            moved = [(cost.read_bytes, cost.write_bytes, cost.link_bytes) for cost in costs]
-            read, write, link = np.rint(np.average(moved, axis=0, weights=count[kinds])).astype(int).tolist()
-            high, ranks = 1 << _largest(one).bit_length(), one.shapes.rpartition(", ")[2]
-            one = one._replace(
-                shapes=f"{one.cost.dtype} {size_text(high >> 1)} to {size_text(high)}, {ranks}",
-                cost=one.cost._replace(read_bytes=read, write_bytes=write, link_bytes=link),
-            )
-        rows.append(one)
+    uneven = [kind for kind, item in enumerate(items) if item.name.startswith(_UNEVEN)]
+    first = np.arange(len(items))  # of the kinds in the row of each
+    of_size: dict[tuple[object, ...], int] = {}
+    for kind in uneven:
+        item = items[kind]
+        size = item.name, item.cost.dtype, item.cost.dims, _largest(item).bit_length()
+        first[kind] = of_size.setdefault(size, kind)
+    kinds, group = numbered(first)
+    rows = [items[kind] for kind in kinds.tolist()]
+    for kind in of_size.values():
+        one, members = items[kind], np.flatnonzero(first == kind)
+        costs = [items[member].cost for member in members.tolist()]
+        moved = [(cost.read_bytes, cost.write_bytes, cost.link_bytes) for cost in costs]
+        read, write, link = np.rint(np.average(moved, axis=0, weights=count[members])).astype(int).tolist()
+        high, ranks = 1 << _largest(one).bit_length(), one.shapes.rpartition(", ")[2]
+        rows[group.item(kind)] = one._replace(
+            shapes=f"{one.cost.dtype} {size_text(high >> 1)} to {size_text(high)}, {ranks}",
+            cost=one.cost._replace(read_bytes=read, write_bytes=write, link_bytes=link),
+        )
     return group, rows
 
 

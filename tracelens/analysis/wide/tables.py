@@ -609,11 +609,10 @@ def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, A
     is_longest[largest(own_ns, call)] = True
     fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
 
-    limits, costs = bounds(counted.items, device), [cost_item.cost for cost_item in counted.items]
-    amounts = {
-        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[item] for name in AMOUNTS
-    }
-    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[item]
+    costs = counted.costs
+    limits = bounds(costs, device)
+    amounts = {name: getattr(costs, name)[item] for name in AMOUNTS}
+    is_link = costs.is_linked[item]
     moved = np.where(is_link, amounts["link_bytes"], amounts["read_bytes"] + amounts["write_bytes"])
     least, ns = limits.roofline[item], np.maximum(call_ns, 1)
     numbers = {
@@ -633,7 +632,7 @@ def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, A
     bound[:-1] = limits.bound
     item_of, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
     return {name: lookup(values, position, -1) for name, values in numbers.items()} | {
-        "dtype": Coded.used(item_of, [*(cost.dtype for cost in costs), ""]),
+        "dtype": Coded.used(item_of, [*costs.dtype, ""]),
         "bound": Coded.used(bound[item_of], BOUNDS),
         "uncounted": Coded.used(reason, [*counted.reasons, ""]),
     }

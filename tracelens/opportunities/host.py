@@ -365,18 +365,13 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
-    graph = context.graph
-    # A number for the stretch of a thread that each node is in; it ends where another thread resumes.
-    thread = np.arange(len(graph))
-    host_time = graph.edge == Edge.HOST
-    thread[graph.dst[host_time]] = graph.src[host_time]
-    while (further := thread[thread] != thread).any():
-        thread[further] = thread[thread[further]]
+    graph, thread = context.graph, context.graph.stretch
     saved = np.zeros(len(graph.edge), dtype=np.int64)
-    own_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER)) & (graph.lag > 0)
+    own_time = np.flatnonzero(graph.is_edge(Edge.HOST, Edge.HANDOVER) & (graph.lag > 0))
+    rank_of = graph.rank[graph.dst[own_time]]
     for rank, idle in enumerate(context.read(host_idle)):
         chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once
-        edges = np.flatnonzero(own_time & (graph.rank[graph.dst] == rank))
+        edges = own_time[rank_of == rank]
         lane = thread[graph.dst[edges]]
         if graph.ranks[rank].cpu_only:  # no thread of it works in these pauses
             rows, lane = np.flatnonzero(chosen), np.zeros(len(edges), dtype=np.int64)

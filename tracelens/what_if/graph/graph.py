@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, lookup, ordered
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
@@ -161,6 +161,16 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
             self._nodes[key] = own[np.isin(self.kind[own], kinds)]
         return self._nodes[key]
 
+    @cached_property
+    def stretch(self) -> Int:
+        """A number for the stretch of a thread that each node is in; it ends where another thread resumes."""
+        first = np.arange(len(self))
+        host_time = self.edge == Edge.HOST
+        first[self.dst[host_time]] = self.src[host_time]
+        while ((further := first.take(first)) != first).any():
+            first = further
+        return first
+
     def is_edge(self, *kinds: Edge) -> Bool:
         """Mask of the edges of these kinds."""
         return np.isin(np.arange(len(Edge)), kinds)[self.edge]
@@ -186,23 +196,33 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
         return last
 
     @cached_property
-    def usual_delay(self) -> Int:
-        """The delay that is usual for each node, as measured, see `usual_delays`."""
-        return self.usual_delays(self.delay)
+    def bound_by(self) -> Int:
+        """Kind of the edge that each node waited for last as measured, -1 for none."""
+        return lookup(self.edge, self.binding, -1)
 
     def usual_delays(self, delay: Int) -> Int:
-        """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
-        usual = np.zeros(len(self), dtype=np.int64)
-        for nodes in self._bound_by.values():
-            usual[nodes] = int(np.median(delay[nodes]))
+        """Of each kind of edge, the median delay of all nodes that waited last for one of it, ns.
+
+        One more for kind -1, 0.
+        """
+        usual = self._usual_delays.copy()
+        for kind in unique(self.bound_by[(delay != self.delay) & (self.bound_by >= 0)]).tolist():
+            usual[kind] = self._median(delay, kind)
         return usual
 
     @cached_property
-    def _bound_by(self) -> dict[int, Int]:
+    def _usual_delays(self) -> Int:
+        """As measured."""
+        return np.array([*(self._median(self.delay, kind) for kind in Edge), 0])
+
+    def _median(self, delay: Int, kind: int) -> int:
+        nodes = self._nodes_bound_by.get(kind)
+        return 0 if nodes is None else int(np.median(delay[nodes]))
+
+    @cached_property
+    def _nodes_bound_by(self) -> dict[int, Int]:
         """Kind of edge to the nodes that waited last for one of it."""
-        bound = np.flatnonzero(self.binding >= 0)
-        by_kind = rows_by_code(self.edge[self.binding[bound]])
-        return {kind: bound[rows] for kind, rows in by_kind.items()}
+        return rows_by_code(self.bound_by)
 
 
 class Draft(Struct):

@@ -445,24 +445,22 @@ def critical_path(graph: RunGraph, names: NodeLabels, rank: int, extent: Extent,
     times, begin = extent.schedule.times, extent.begin
     known = list(dict.fromkeys([*names.category.values, *CATEGORIES]))
     # The nodes that waited for each other, from the last of the step to the first that starts in it.
-    goes_on = (times.via >= 0) & (times.start > begin)
-    before_node = np.where(goes_on, lookup(graph.src, times.via, -1), -1).tolist()
-    node, chain = extent.node, []
-    while node >= 0:
+    node, chain = extent.node, [extent.node]
+    while times.start.item(node) > begin and (via := times.via.item(node)) >= 0:
+        node = graph.src.item(via)
         chain.append(node)
-        node = before_node[node]
     nodes = np.array(chain, dtype=np.int64)
-    via = times.via[nodes]
-    caused = via >= 0
+    edge = times.via[nodes]
+    caused = edge >= 0
     start, ready = times.start[nodes], np.where(caused, times.ready[nodes], begin)
     # Backwards through each node: its end, its start, when it was ready, and the end of what it waited for.
-    low = np.where(caused, ready - lookup(lag, via, 0), begin)
+    low = np.where(caused, ready - lookup(lag, edge, 0), begin)
     points = np.stack((times.end[nodes], start, ready, low), axis=1)
     cursor = np.minimum.accumulate(np.append(extent.end, points.ravel()))
     before = cursor[:-1].reshape(-1, 4)
     # Of each part the category: none, that of the node, unexplained, that of the edge that it waited for.
     of_kind = np.array([known.index(_OF_EDGE.get(kind, STARTING)) for kind in Edge])
-    of_edge = lookup(of_kind, lookup(graph.edge, via, -1), known.index(UNEXPLAINED))
+    of_edge = lookup(of_kind, lookup(graph.edge, edge, -1), known.index(UNEXPLAINED))
     on_host = np.array([rank.cpu_only for rank in graph.ranks], dtype=bool)[graph.rank[nodes]]
     of_edge[on_host & (of_edge == known.index(STARTING))] = known.index(HOST_TIME)
     own = names.category.codes[nodes]

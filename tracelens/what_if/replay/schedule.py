@@ -55,6 +55,9 @@ class StepReplay:
         self.segment = ReplaySegment(graph, window)
         self.recorded = window.spans(graph.start, graph.end)
         self._begin, _ = window.borders(graph.start, graph.end).T
+        # The nodes whose ends end the step, rank behind rank, and where those of the next rank begin.
+        self._enders = np.concatenate([border.node for border in window.end])
+        self._next_rank = np.cumsum([len(border.node) for border in window.end])[:-1]
         # The last node of each thread and stream, as recorded, before the step and in it; -1 for none.
         before = np.flatnonzero(window.held & (graph.lane >= 0))
         computed = self.segment.computed
@@ -62,8 +65,7 @@ class StepReplay:
         last_before, last = graph.last_on_lanes(before), graph.last_on_lanes(inside)
         self._lanes = np.flatnonzero((last_before >= 0) & (last >= 0))
         # Nothing holds back what first ran in the step: such a step is not repeated.
-        ends = np.concatenate([border.node for border in window.end])
-        if (last_before[graph.lane[ends]] < 0).any():
+        if (last_before[graph.lane[self._enders]] < 0).any():
             self._lanes = self._lanes[:0]
         self._last_before, self._last = last_before[self._lanes], last[self._lanes]
         self._rank = graph.rank[self._last]
@@ -71,11 +73,14 @@ class StepReplay:
         self._unchanged: dict[Delays, tuple[Int, Int]] = {}
 
     @cached_property
+    def _same(self) -> EditedSegment:
+        """The segment with nothing changed."""
+        return EditedSegment(self.segment, Edit.of(self.graph))
+
+    @cached_property
     def as_recorded(self) -> SteadyStep:
         """The step on each rank with nothing changed, not repeated."""
-        return SteadyStep(
-            self.recorded, self.extents(EditedSegment(self.segment, Edit.of(self.graph)).schedule())
-        )
+        return SteadyStep(self.recorded, self.extents(self._same.schedule()))
 
     def steady(self, edit: Edit, delays: Delays = "typical") -> SteadyStep:
         """The edited step on each rank."""
@@ -84,10 +89,9 @@ class StepReplay:
     def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> SteadyStep:
         """The same of the step's segment with its edit, prepared once for several replays."""
         if delays not in self._unchanged:
-            same = EditedSegment(self.segment, Edit.of(self.graph))
             early = np.zeros(0, dtype=np.int64)
             for _ in range(2):  # as an edit is replayed: with what is early known from the begin
-                unchanged, early = self._repeated(same, delays, early)
+                unchanged, early = self._repeated(self._same, delays, early)
             self._unchanged[delays] = durations(unchanged), early
         before, known_early = self._unchanged[delays]
         extents, _ = self._repeated(edited, delays, known_early)
@@ -131,11 +135,11 @@ class StepReplay:
 
     def _behind(self, begin: Int, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank from its begin, ns."""
+        ends = np.split(schedule.ends(self._enders), self._next_rank)
         result = []
-        for begin_ns, border in zip(begin.tolist(), self.window.end, strict=True):
-            ends = schedule.ends(border.node)
-            latest = int(np.argmax(ends))
-            result.append(Extent(begin_ns, int(ends[latest]), int(border.node[latest]), schedule))
+        for begin_ns, of_rank, border in zip(begin.tolist(), ends, self.window.end, strict=True):
+            latest = int(np.argmax(of_rank))
+            result.append(Extent(begin_ns, int(of_rank[latest]), int(border.node[latest]), schedule))
         return result
 
     def _left_behind(self, extents: Sequence[Extent]) -> tuple[Int, Int]:
@@ -226,16 +230,21 @@ class EditedSegment:
         self._waits: dict[Delays, tuple[Int, Int, Int]] = {}
 
     @cached_property
-    def usual_delay(self) -> Int:
-        """The delay that is usual for each node, ns, see `RunGraph.usual_delays`."""
-        is_measured = np.array_equal(self.edit.delay, self.graph.delay)
-        return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
+    def _dur(self) -> Int:
+        """Of each node without a chain, ns."""
+        dur: Int = self.edit.dur[self.reduction.core]
+        return dur
+
+    @cached_property
+    def _delay(self) -> Int:
+        """Of each node without a chain, ns."""
+        delay: Int = self.edit.delay[self.reduction.core]
+        return delay
 
     @cached_property
     def end(self) -> Int:
         """When each node without a chain ends that starts as recorded, ns."""
-        core = self.reduction.core
-        end: Int = self.graph.start[core] + self.edit.dur[core]
+        end: Int = self.reduction.start + self._dur
         return end
 
     def waits(self, delays: Delays) -> tuple[Int, Int, Int]:
@@ -244,16 +253,17 @@ class EditedSegment:
         The latter where it is ready at a time or later: (more, ready, until), ns.
         """
         if delays not in self._waits:
-            core, last = self.reduction.core, self.reduction.last
-            delay, free = self.edit.delay[core], self.reduction.free(self.edit)
-            more, ready, until = np.full((3, self.reduction.rows), [[0], [0], [NEVER]], dtype=np.int64)
-            more[last] = self.edit.dur[core]
+            known, last = self.reduction, self.reduction.last
+            more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
             if delays == "high":
-                more[last] += delay
+                more[last] = self._dur + self._delay
             else:
-                ready[last], until[last] = self.graph.start[core] - delay, self.end
+                more[last] = self._dur
+                ready[last], until[last] = known.start - self._delay, self.end
             if delays == "typical":
-                more[last] += np.minimum(delay, self.usual_delay[core])
+                usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(known.core))
+                more[last] += np.minimum(self._delay, usual)
+            free = known.free(self.edit)
             ready[last[free]], until[last[free]] = 2 * NEVER, self.end[free]
             self._waits[delays] = more, ready, until
         return self._waits[delays]
@@ -418,6 +428,7 @@ class Reduction:
         rows_of_core = np.maximum(count[~is_chained] - 1, 1)
         self.last = np.cumsum(rows_of_core) - 1  # row of each core node
         self.rows = int(rows_of_core.sum())
+        self.start = graph.start[self.core]
         self.position = 1 + len(self.outside) + self.last  # of each core node's end
 
         # Of each node: its position among the ends, 0 for none, and its number among the chained ones. A
@@ -480,7 +491,7 @@ class Reduction:
         return np.flatnonzero(~waits[self._is_core])
 
     def beyond_roots(self, edit: Edit) -> Int:
-        """How long after the end before its chain each chained node ends, ns; one more element, 0."""
+        """How long after the end before its chain each chained node ends, ns; one more for -1, 0."""
         total = np.append(edit.lag[self.chained_edge] + edit.dur[self.chained], 0)
         for up in self._jumps:
             total += total.take(up)
@@ -491,7 +502,7 @@ class Reduction:
         first, second = (
             np.where(
                 lookup(edit.kept, side.edge, False),
-                lookup(edit.lag, side.edge, 0) + lookup(beyond, side.chain, 0),
+                lookup(edit.lag, side.edge, 0) + beyond.take(side.chain),
                 np.where(side.continues, 0, NEVER),
             )
             for side in (self.first, self.second)
@@ -502,7 +513,7 @@ class Reduction:
         """The end of each of these nodes from those of all positions; as measured if it is not computed."""
         position, number = self._known(nodes)
         is_computed = (number >= 0) | (position > len(self.outside))
-        return np.where(is_computed, ends.take(position) + lookup(beyond, number, 0), measured)
+        return np.where(is_computed, ends.take(position) + beyond.take(number), measured)
 
 
 def schedule(

@@ -367,7 +367,7 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
     graph, thread = context.graph, context.graph.stretch
     saved = np.zeros(len(graph.edge), dtype=np.int64)
-    own_time = np.flatnonzero(graph.is_edge(Edge.HOST, Edge.HANDOVER) & (graph.lag > 0))
+    own_time = graph.host_time[graph.lag[graph.host_time] > 0]
     rank_of = graph.rank[graph.dst[own_time]]
     for rank, idle in enumerate(context.read(host_idle)):
         chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once

@@ -352,7 +352,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launches = marked_calls(graph, eager, Node.POINT)
     # A graph holds the launches behind others; those behind a step mark or a wait begin one.
     before = np.full(len(graph), -1, dtype=np.int64)
-    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    previous = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER)
     before[graph.dst[previous]] = graph.src[previous]
     waits = np.zeros(len(graph), dtype=bool)
     waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
@@ -363,7 +363,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     captured = launches & follows
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
-    host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
+    host_time = previous & captured[graph.dst]
     drop_host_time(graph, edit, host_time)
     edit.delay[captured] = 0
     work = np.zeros(len(graph), dtype=bool)
@@ -469,7 +469,7 @@ def launch_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
         other as they would in a graph.
     """
     graph = context.gpu_graph()
-    host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    host_time = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER)
     edit.lag[host_time] = 0
     edit.delay[graph.dst[host_time]] = 0
     queued = graph.is_edge(Edge.STREAM)
@@ -488,7 +488,7 @@ def host(context: ScenarioContext, edit: Edit, argument: str) -> str:
         Launch latencies stay the same.
     """
     graph, factor = context.gpu_graph(), number(argument, f"host={argument}")
-    host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
+    host_time = graph.host_time
     edit.set_lag(host_time, edit.lag[host_time] * factor)
     return f"host time between calls x {factor:g}; launch latencies stay the same"
 

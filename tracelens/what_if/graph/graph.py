@@ -176,6 +176,11 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
         return np.isin(np.arange(len(Edge)), kinds)[self.edge]
 
     @cached_property
+    def host_time(self) -> Int:
+        """Edges with the host's time: between its calls, and from thread to thread."""
+        return np.flatnonzero(self.is_edge(Edge.HOST, Edge.HANDOVER))
+
+    @cached_property
     def _nodes(self) -> dict[tuple[int, ...], Int]:
         return {}
 

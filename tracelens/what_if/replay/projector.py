@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracelens.arrays import Bool, Int, steady_steps, typical_step
+from tracelens.arrays import Int, steady_steps, typical_step
 from tracelens.errors import TracelensError
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Recorded, RunGraph, StepSpan, TooLong, times
@@ -283,11 +283,11 @@ class ProfilerShare(Struct, frozen=True):
 
         None where the recording tells the factor, and the edit leaves the host as it is.
         """
-        host_time = _host_time(graph)
-        base = self.base(graph)
-        same_lag = np.array_equal(edit.lag[host_time], base.lag[host_time])
-        if not self.as_recorded and same_lag and edit.kept[host_time].all():
-            return []
+        host_time = graph.host_time
+        if not self.as_recorded and edit.kept[host_time].all():
+            base = self.base(graph)
+            if np.array_equal(edit.lag[host_time], base.lag[host_time]):
+                return []
         return [scaled(graph, edit, share) for share in (self.lower, self.upper) if share != 1]
 
 
@@ -319,16 +319,12 @@ def scaled(graph: RunGraph, edit: Edit, factor: float, pauses: float = 1.0) -> E
     """
     if factor == pauses == 1:
         return edit
-    host_time = _host_time(graph)
+    host_time = graph.host_time
     result = replace(edit, lag=edit.lag.copy())
     lag = edit.lag[host_time]
     pause = np.maximum(lag - PAUSE_NS, 0)
     result.lag[host_time] = times(lag - pause, factor) + times(pause, pauses)
     return result
-
-
-def _host_time(graph: RunGraph) -> Bool:
-    return graph.is_edge(Edge.HOST, Edge.HANDOVER)
 
 
 def profiler_share(known_ns: float | None, replayed_ns: Callable[..., int]) -> ProfilerShare:

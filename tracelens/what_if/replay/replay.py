@@ -446,8 +446,9 @@ def critical_path(graph: RunGraph, names: NodeLabels, rank: int, extent: Extent,
     known = list(dict.fromkeys([*names.category.values, *CATEGORIES]))
     # The nodes that waited for each other, from the last of the step to the first that starts in it.
     node, chain = extent.node, [extent.node]
-    while times.start.item(node) > begin and (via := times.via.item(node)) >= 0:
-        node = graph.src.item(via)
+    start_of, via_of, src_of = times.start.data, times.via.data, graph.src.data
+    while start_of[node] > begin and (via := via_of[node]) >= 0:
+        node = src_of[via]
         chain.append(node)
     nodes = np.array(chain, dtype=np.int64)
     edge = times.via[nodes]
@@ -506,9 +507,9 @@ def durations_only(graph: RunGraph) -> Edit:
         call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
         of_call = np.isin(graph.edge[edges], (Edge.LAUNCH, Edge.SYNC, Edge.QUEUE))
         name = np.where(of_call, lookup(graph.ranks[number].name.codes, graph.slot[call], -1), -1)
-        group, (kinds, _) = codes(graph.edge[edges], name)
-        for code in range(len(kinds)):
-            same = edges[group == code]
+        group, _ = codes(graph.edge[edges], name)
+        for members in rows_by_code(group).values():
+            same = edges[members]
             if binds[same].any():
                 edit.lag[same] = int(np.median(gap[same[binds[same]]]))
     # Synchronisations whose work is not in the trace.

@@ -110,7 +110,9 @@ class StepReplay:
         """
         core = edited.reduction.core
         begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
-        early, known = np.zeros(len(core), dtype=bool), np.isin(core, known_early)
+        early, known = np.zeros(len(core), dtype=bool), np.zeros(len(self.graph), dtype=bool)
+        known[known_early] = True
+        known = known.take(core)
         stride = 1
         taken = np.full(len(begin), -1)
         for _ in range(_MOST_REPETITIONS):
@@ -242,6 +244,11 @@ class EditedSegment:
         return delay
 
     @cached_property
+    def _free(self) -> Int:
+        """Which of them wait for nothing."""
+        return self.reduction.free(self.edit)
+
+    @cached_property
     def end(self) -> Int:
         """When each node without a chain ends that starts as recorded, ns."""
         end: Int = self.reduction.start + self._dur
@@ -263,7 +270,7 @@ class EditedSegment:
             if delays == "typical":
                 usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(known.core))
                 more[last] += np.minimum(self._delay, usual)
-            free = known.free(self.edit)
+            free = self._free
             ready[last[free]], until[last[free]] = 2 * NEVER, self.end[free]
             self._waits[delays] = more, ready, until
         return self._waits[delays]

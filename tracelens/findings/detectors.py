@@ -123,7 +123,7 @@ class RankContext(StepWork):
 
         Then a queue that such a call emptied would often have been empty without it.
         """
-        late = int(self.idle_by("launch overhead").dur.sum())
+        late = int(self.idle.dur[self.is_idle_by("launch overhead")].sum())
         return late > LAUNCH_BOUND_SHARE * (self.window[1] - self.window[0])
 
 

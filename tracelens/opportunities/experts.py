@@ -473,17 +473,19 @@ class _LoopReader:
         all_weights = large | ((forward >= 0) & np.isin(forward, forward[large]))
         gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
         rows = rows[~all_weights]
-        for same in self._repeated(rows, count):
-            if np.isin(work.op[same], self.read_op[reads]).any():
+        reads_sizes = np.zeros(len(work.op), dtype=bool)
+        reads_sizes[rows] = np.isin(work.op[rows], self.read_op[reads])
+        for same, ops in self._repeated(rows, count):
+            if reads_sizes[same].any():
                 removed.append(same)
                 continue
             # What the last calls launched stays, as many as one iteration has.
-            calls, op = max(round(self._calls(same) / count), 1), work.op[same]
-            if (op < 0).any():
+            calls, op = max(round(ops / count), 1), work.op[same].tolist()
+            if min(op) < 0:
                 keep = np.arange(len(same)) >= len(same) - calls
             else:
-                _, last = np.unique(op[::-1], return_index=True)
-                keep = np.isin(op, op[::-1][np.sort(last)[:calls]])
+                from_last = {number: place for place, number in enumerate(dict.fromkeys(reversed(op)))}
+                keep = np.array([from_last[number] < calls for number in op], dtype=bool)
             removed.append(same[~keep])
             if self.is_gemm[same].any():
                 gemms.append(same[keep])
@@ -511,30 +513,35 @@ class _LoopReader:
         for same in kernels.values():
             dur, moved = self.dur[rows[same]], self.moved[rows[same]]
             # What a call takes however little it moves.
-            fixed_ns = float(dur.min())
+            fixed_ns, mean_ns = float(dur.min()), float(dur.mean())
             if is_uneven and moved[0] > 0 and (moved == moved[0]).all():
-                fixed_ns = float(dur.mean())
+                fixed_ns = mean_ns
             elif (moved >= 0).all():
                 per_byte = 1e9 / self.bytes_per_s if self.bytes_per_s else 0.0
-                spread = moved - moved.mean()
-                if (spread != 0).any():
+                mean_moved = float(moved.mean())
+                spread = moved - mean_moved
+                if spread.any():
                     per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
-                fixed_ns = float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, fixed_ns))
+                fixed_ns = min(max(mean_ns - per_byte * mean_moved, 0.0), fixed_ns)
             calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
             total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
         own_ns = self.dur[rows[keep]]
         kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
         return kept_ns
 
-    def _repeated(self, rows: Int, count: int) -> list[Int]:
-        """The work of each op that every iteration repeats."""
-        result: list[Int] = []
+    def _repeated(self, rows: Int, count: int) -> list[tuple[Int, int]]:
+        """The work of each op that every iteration repeats, and the number of its calls."""
+        result: list[tuple[Int, int]] = []
         rare = [_NONE]
         for op in (self.work.op, self.outermost):
             group, _ = codes(lookup(self.name, op[rows], -1), lookup(self.name, self.work.forward[rows], -1))
             for members in rows_by_code(group).values():
                 same = rows[members]
-                (result if self._calls(same) >= LOOP_SHARE * count else rare).append(same)
+                calls = self._calls(same)
+                if calls >= LOOP_SHARE * count:
+                    result.append((same, calls))
+                else:
+                    rare.append(same)
             rows, rare = np.sort(np.concatenate(rare)), [_NONE]
         return result
 

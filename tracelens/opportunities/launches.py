@@ -144,10 +144,9 @@ def launch_bound(context: RankContext) -> Outcome:
     # What is launched late starts late: the way from the call to the GPU is part of it.
     late = np.zeros(len(gaps.start), dtype=bool)
     causes = ("launch overhead", "queue refill") if context.is_launch_bound else ("launch overhead",)
-    late[context.idle_by(*causes).gap] = True
+    late[context.idle.gap[context.is_idle_by(*causes)]] = True
     late &= gaps.after >= 0
-    pieces = context.idle_by(*causes, "dispatch")
-    pieces = pieces.take(late[pieces.gap])
+    pieces = context.idle.take(context.is_idle_by(*causes, "dispatch") & late[context.idle.gap])
     where = union(pieces.start, pieces.end)
     window = max(context.window[1] - context.window[0], 1)
     share = where.total / window

@@ -204,9 +204,12 @@ def _types(context: RankContext) -> NDArray[np.str_]:
     item = known.item[context.rows]
     costs, multiplies = known.costs, known.costs.on_matrix_units & (known.costs.flops > 0)
     of_kind = [dtype if here else "" for dtype, here in zip(costs.dtype, multiplies.tolist(), strict=True)]
+    asked = set(work.name[item < 0].tolist())  # names tell only where no cost does
     of_name = [
         next((dtype for dtype, pattern in _NAMES.items() if pattern.search(name)), UNKNOWN)
-        for name in work.names
+        if code in asked
+        else UNKNOWN
+        for code, name in enumerate(work.names)
     ]
     by_name = np.where(on_matrix_units(work), np.array([*of_name, ""])[work.name], "")
     return np.where(item >= 0, np.array([*of_kind, ""])[item], by_name)

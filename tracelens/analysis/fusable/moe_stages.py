@@ -129,9 +129,13 @@ class StepWork:
         """Which of this idle time happened once; aligned with `idle`."""
         return self.trace.once(_recurrence)
 
+    def is_idle_by(self, *causes: str) -> Bool:
+        """Which of this idle time is of some causes."""
+        return np.array([name in causes for name in CODE])[self.idle.cause]
+
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
-        return self.idle.take(np.array([name in causes for name in CODE])[self.idle.cause])
+        return self.idle.take(self.is_idle_by(*causes))
 
     def during(self, mask: Bool | Int) -> Union:
         """When the work under a mask ran."""

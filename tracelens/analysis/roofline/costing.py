@@ -217,10 +217,11 @@ class _Costing:
 
     def _count(self, op: int, forward: int, kernel: int, blocks: int) -> Counted | str:
         """One call of an op, or why it cannot be counted; `kernel` is the name's code of its longest work."""
-        call = self.ops.call(op, self.work.names[kernel], blocks, forward)
-        model = find(call.name)
+        name = self.ops.name(op)
+        model = find(name)
         if model is None:
-            return unknown(call.name)
+            return unknown(name)
+        call = self.ops.call(op, self.work.names[kernel], blocks, forward)
         try:
             cost = model.count(call)
         except Uncounted as why:
@@ -229,7 +230,7 @@ class _Costing:
         moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
         if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
             return BEYOND
-        return Counted(call.name, self.ops.describe(op), cost, cost.note)
+        return Counted(name, self.ops.describe(op), cost, cost.note)
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""

@@ -75,7 +75,9 @@ class StepReplay:
     @cached_property
     def _same(self) -> EditedSegment:
         """The segment with nothing changed."""
-        return EditedSegment(self.segment, Edit.of(self.graph))
+        graph = self.graph  # whose arrays it shares: nothing changes them
+        kept = np.ones(len(graph.edge), dtype=bool)
+        return EditedSegment(self.segment, Edit(graph.dur, graph.delay, graph.lag, kept))
 
     @cached_property
     def as_recorded(self) -> SteadyStep:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.common import call_time, grammar, group_kind, integers
 from tracelens.arrays import Bool, Int, lookup, numbered, ordered, unique
@@ -87,8 +87,7 @@ class CostColumns(NamedTuple):
         return np.array([link != "" for link in self.link], dtype=bool)
 
 
-@dataclass(frozen=True, eq=False)
-class Costing:
+class Costing(Struct, frozen=True, eq=False, dict=True):
     """What was counted how; aligned with the GPU work."""
 
     call: Int  # number of the call that each piece of work belongs to

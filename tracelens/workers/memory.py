@@ -23,5 +23,5 @@ def keep_freed() -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, 8 << 20)
-        mallopt(_TRIM_THRESHOLD, 32 << 20)
+        mallopt(_MMAP_THRESHOLD, 4 << 20)
+        mallopt(_TRIM_THRESHOLD, 8 << 20)

@@ -63,6 +63,7 @@ def report(
         tracelens report traces/ --only timeline --only idle --step 2
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
+    keep_freed()
     with progress() as line, _reporting(traces, line) as reporting:
         out.check([options.device_file], traces.paths)
         # Imported while the processes start that decode the traces.
@@ -103,7 +104,6 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Shown, options: AnalyzerOpt
 
 def _reporting(traces: Traces, line: Progress) -> Reporting:
     """The traces, and the processes that read them."""
-    keep_freed()
     return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask)
 
 

@@ -213,6 +213,8 @@ def _end_like_ctrl_c() -> None:
         if _CAN_WAIT and now < deadline and _imports(frame):
             signal.setitimer(signal.ITIMER_REAL, _POLL_S)
             return
+        if _CAN_WAIT:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for other in _ENDING:
             signal.signal(other, signal.SIG_IGN)  # a second one would interrupt the clean-up
         raise KeyboardInterrupt

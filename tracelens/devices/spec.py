@@ -284,7 +284,7 @@ class Device(Struct, frozen=True):
     # FLOP/s of the matrix units where two of four values are 0; no other rate stands in or is taken from it
     sparse: Mapping[str, float] = field(default_factory=dict)
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # of a key to remembered rates: asked for each call, and no mapping has one
         return hash(self.name)
 
     def peak(self, engine: Engine, dtype: str) -> float | None:

@@ -204,10 +204,10 @@ def _types(context: RankContext) -> NDArray[np.str_]:
     item = known.item[context.rows]
     costs, multiplies = known.costs, known.costs.on_matrix_units & (known.costs.flops > 0)
     of_kind = [dtype if here else "" for dtype, here in zip(costs.dtype, multiplies.tolist(), strict=True)]
-    asked = set(work.name[item < 0].tolist())  # names tell only where no cost does
+    without_cost = set(work.name[item < 0].tolist())  # of which only the name tells
     of_name = [
         next((dtype for dtype, pattern in _NAMES.items() if pattern.search(name)), UNKNOWN)
-        if code in asked
+        if code in without_cost
         else UNKNOWN
         for code, name in enumerate(work.names)
     ]

@@ -119,7 +119,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     # Equal ids to equal small numbers: profilers write one thread as 7 and as "7".
     dense_pids, dense_tids = (np.unique(ids, return_inverse=True)[1] for ids in (pids, tids))
     thread = dense_pids[rows.table.pid] * len(tids) + dense_tids[rows.table.tid]
-    gpu = np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind)
+    gpu = _on_gpu(kind)
     device = np.where(gpu, np.where(rows.table.device >= 0, rows.table.device, pid), -1)
     stream = np.where(gpu, np.where(rows.table.stream != -1, rows.table.stream, tid), -1)
     rows = _plausible(rows, gpu, device, stream)
@@ -261,6 +261,12 @@ def _select(table: Encoded) -> EventRows:
     picked = Columns(*taken(columns, source))._replace(dur_ns=np.maximum(dur[source], 0))
     kept = sum(int(np.count_nonzero(mask)) for mask in (row, used, row[begin]))
     return EventRows(picked, source, +dropped, first_drop, repaired, kept)
+
+
+def _on_gpu(kind: Int) -> Bool:
+    """Which events are of the GPU, by their kinds."""
+    mask: Bool = np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind)
+    return mask
 
 
 def _count(counter: Counter[str], reason: str, mask: Bool) -> None:
@@ -431,7 +437,7 @@ def unread_device_events(
         f"not read: {count:,} device event{'s' * (count != 1)} of category {table.categories[code]!r}"
         for code, count in counts.items()
     )
-    if np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind).any():
+    if _on_gpu(kind).any():
         return unread
     raise ParseError(
         path,

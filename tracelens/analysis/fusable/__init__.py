@@ -1,4 +1,4 @@
-"""Work that a fused kernel could do, or that could overlap: losses, routers, GEMMs beside collectives."""
+"""Work that a fused kernel could do (losses, routers, optimizers), or that could overlap."""
 
 from tracelens.analysis.fusable.gemm_collectives import (
     GemmCollectivePairs,
@@ -37,6 +37,7 @@ from tracelens.analysis.fusable.moe_stages import (
     router_chains,
     router_work,
 )
+from tracelens.analysis.fusable.optimizers import UnfusedOptimizer, optimizer_chains, unfused_optimizer
 
 __all__ = [
     "CHAIN",
@@ -54,12 +55,14 @@ __all__ = [
     "StageWork",
     "StepWork",
     "UnfusedLoss",
+    "UnfusedOptimizer",
     "distinct",
     "events_named",
     "exposed_pairs",
     "loss_chains",
     "of_size",
     "operands",
+    "optimizer_chains",
     "pairs",
     "permutation_bytes",
     "permutation_chains",
@@ -69,5 +72,6 @@ __all__ = [
     "sizes_of",
     "speed_of_light",
     "unfused_loss",
+    "unfused_optimizer",
     "width",
 ]

@@ -104,10 +104,12 @@ def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
     )
 
 
-def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
+def drop_launches(
+    graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None, *, pauses: bool = True
+) -> int:
     """Work under a mask is launched together with other work: its calls, and those in `also`, take no time.
 
-    Pauses of the host before them stay. Returns the number of launches that go.
+    Pauses of the host before them stay, if so wanted. Returns the number of launches that go.
     """
     # Calls all of whose work goes.
     launch = graph.edge == Edge.LAUNCH
@@ -117,7 +119,11 @@ def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = N
     calls = launches if also is None else launches | also
     gone = work | calls
     edit.delay[gone] = 0
-    drop_host_time(graph, edit, (graph.edge == Edge.HOST) & calls[graph.dst])
+    before = (graph.edge == Edge.HOST) & calls[graph.dst]
+    if pauses:
+        drop_host_time(graph, edit, before)
+    else:
+        cut(edit.lag, before)
     cut(edit.lag, (graph.edge == Edge.STREAM) & work[graph.dst])
     return int(launches.sum())
 
@@ -142,8 +148,12 @@ def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
     return len(unique(graph.dst[waiting]))
 
 
-def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
+def fuse(
+    graph: RunGraph, edit: Edit, by_rank: Sequence[Chains], *, pauses: bool = True
+) -> tuple[int, int, float, float]:
     """One kernel replaces each chain: it takes its time and one launch.
+
+    Pauses of the host within a chain stay, unless all that the host does there is launching.
 
     Returns (chains, launches removed, ns of all chains, ns of the kernels that replace them).
     """
@@ -163,7 +173,7 @@ def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, i
         count += len(first)
         before_ns += float(total.sum())
         after_ns += float(np.minimum(chains.fused_ns, total).sum())
-    return count, drop_launches(graph, edit, later), before_ns, after_ns
+    return count, drop_launches(graph, edit, later, pauses=pauses), before_ns, after_ns
 
 
 def of_calls(graph: RunGraph, rank: int, factor: Float) -> None:

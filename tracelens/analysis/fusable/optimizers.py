@@ -1,0 +1,91 @@
+"""Optimizers that run op by op over their parameters, and what one fused kernel in place of a step takes."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.fusable.moe_stages import CHAIN, Chains, StepWork, chains
+from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.devices import Device
+from tracelens.table import nearest
+from tracelens.trace import WORK_KINDS, Trace
+
+# torch.optim's own: it names each step so, and has fused kernels for these classes.
+_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD)\.step$")
+_FUSED_OP = "aten::_fused_"
+_LISTS = "aten::_foreach_"
+
+FUSED_SHARE = {"Adam": 7 / 20, "AdamW": 7 / 20, "SGD": 5 / 11}
+"""Bytes of a fused step / of one op by op. Adam in torch.optim runs mul_ on the weights (2 passes over the
+parameters), lerp_ (3), mul_ (2), addcmul_ (3), sqrt (2), div (2), add_ (2) and addcdiv_ (4); fused it reads
+weights, gradients and two moments, and writes all but gradients. SGD with momentum runs add (3), mul_ (2),
+add_ (3) and add_ (3); fused it reads three and writes two."""
+
+
+class UnfusedOptimizer(NamedTuple):
+    """The steps of an optimizer of one rank that run op by op."""
+
+    kind: str  # class of torch.optim
+    rows: Int  # of their kernels, in the work of the steps
+    region: Int  # of each: event row of the optimizer's step
+    by_lists: bool  # whether ops go over lists of parameters (foreach), not over one parameter each
+    host_ns: int  # of the regions in the steps, of the host
+
+    @property
+    def fused_share(self) -> float:
+        """Of the kernels' time, what fused ones take."""
+        return FUSED_SHARE[self.kind]
+
+
+def unfused_optimizer(step: StepWork) -> UnfusedOptimizer | None:
+    """The optimizer of torch.optim that runs op by op; None where there is none, or where it is fused."""
+    events, work = step.trace.arrays, step.work
+    kinds = [found[1] if (found := _STEP.match(name)) else "" for name in events.names]
+    if not any(kinds) or not len(work.event):
+        return None
+    is_step = events.named(lambda name: bool(_STEP.match(name)))
+    around = lookup(nearest(events.parent, events.depth, is_step), step.caller, -1)
+    name = lookup(events.name, work.op, -1)
+    inside = (around >= 0) & work.is_kernel & (work.kind != WORK_KINDS.index("comm"))
+    if not inside.any():
+        return None
+    fused = np.isin(around, unique(around[inside & _begins(events.names, name, _FUSED_OP)]))
+    rows = np.flatnonzero(inside & ~fused & _begins(events.names, name, "aten::"))
+    if not len(rows):
+        return None
+    region = around[rows]
+    regions = unique(region)
+    # Several optimizers may take turns: what is said is of the one with most kernels.
+    names, count = np.unique(events.name[region], return_counts=True)
+    kind = kinds[int(names[count.argmax()])]
+    same = events.name[region] == names[count.argmax()]
+    rows, region = rows[same], region[same]
+    regions = unique(region)
+    if len(rows) < CHAIN * len(regions):
+        return None
+    return UnfusedOptimizer(
+        kind,
+        rows,
+        region,
+        bool(_begins(events.names, name[rows], _LISTS).mean() > 1 / 2),
+        int((events.end[regions] - events.start[regions]).sum()),
+    )
+
+
+def optimizer_chains(trace: Trace, device: Device | None) -> Chains:
+    """The kernels of each step of the optimizer; a fused one moves the same tensors once."""
+    step = StepWork(trace, device)
+    optimizer = unfused_optimizer(step)
+    if optimizer is None:
+        return Chains.none()
+    cells, cell = np.unique(optimizer.region, return_inverse=True)
+    spent = np.bincount(cell, step.work.dur[optimizer.rows], len(cells))
+    return chains(step, optimizer.rows, cell, (spent * optimizer.fused_share).astype(np.float64))
+
+
+def _begins(names: list[str], code: Int, prefix: str) -> Bool:
+    """Which codes are of names that begin so; -1 is of none."""
+    return lookup(np.array([name.startswith(prefix) for name in names], dtype=bool), code, False)

@@ -42,6 +42,7 @@ class Run:
         collect: the place of a step where Python's garbage is collected.
         loader_s: Python time that the loader needs for a batch.
         log: the loss is read at the end of each step.
+        optimizer: fused kernels, lists of parameters, or one parameter at a time (plain).
     """
 
     family: str
@@ -59,6 +60,7 @@ class Run:
     kind: str = "train"
     graph: bool = False
     capturable: bool = False
+    optimizer: str = "fused"
 
     def but(self, **changes: Any) -> Run:
         return dataclasses.replace(self, **changes)
@@ -297,11 +299,40 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 4,
         "vocab_size": 50432,
     },
+    "gemma": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "head_dim": 256, "num_hidden_layers": 4, "vocab_size": 32768,
+    },
+    "olmo": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_hidden_layers": 5, "vocab_size": 50304,
+    },
+    "phi": {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 32, "num_hidden_layers": 4,
+        "vocab_size": 51200,
+    },
+    "glm": {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 6, "vocab_size": 32000,
+    },
+    "deepseek_v3": {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 768, "kv_lora_rank": 256,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "num_hidden_layers": 4, "vocab_size": 32000,
+    },
+    "llama4_text": {
+        "hidden_size": 2048, "intermediate_size": 2048, "intermediate_size_mlp": 6144,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 8,
+        "num_experts_per_tok": 1, "num_hidden_layers": 4, "vocab_size": 32000,
+    },
 }  # fmt: skip
 TINY = {
     "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
     "intermediate_size": 32, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    "kv_channels": 16,
+    "kv_channels": 16, "intermediate_size_mlp": 64, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
 
 QWEN = Run("qwen2_moe", 2, 2048)
@@ -379,6 +410,12 @@ MISTRAL_DECODES = Run("mistral", 64, 1, "", kind="decode")
 LIGHTNING_READS = Run("minimax", 2, 256, kind="read")
 
 # The runs after a change; NAME.CHANGE is a run before it, that ends as NAME.
+GEMMA1 = Run("gemma", 4, 1024, "")
+OLMO1 = Run("olmo", 4, 1024, "")
+PHI2 = Run("phi", 2, 1024, "", log=False)
+GLM_DENSE = Run("glm", 4, 1024, "")
+DSV3 = Run("deepseek_v3", 4, 1024, log=False)
+LLAMA4 = Run("llama4_text", 4, 1024, "")
 AFTER = {
     "qwen": QWEN,
     "granite": GRANITE,
@@ -454,6 +491,12 @@ AFTER = {
     "swa_decode": SWA_DECODES.but(graph=True),
     "mistral_decode": MISTRAL_DECODES.but(graph=True),
     "lightning_read": LIGHTNING_READS.but(graph=True),
+    "gemma1": GEMMA1,
+    "olmo1": OLMO1,
+    "phi2": PHI2,
+    "glm_dense": GLM_DENSE,
+    "dsv3": DSV3,
+    "llama4": LLAMA4,
 }
 BEFORE_IT = {
     "qwen.loop": QWEN.but(experts=EAGER),
@@ -628,6 +671,20 @@ BEFORE_IT = {
     "swa_decode.eager": SWA_DECODES,
     "mistral_decode.eager": MISTRAL_DECODES,
     "lightning_read.eager": LIGHTNING_READS,
+    "gemma1.fp32": GEMMA1.but(dtype="float32"),
+    "gemma1.plain": GEMMA1.but(optimizer="plain"),
+    "olmo1.fp32": OLMO1.but(dtype="float32"),
+    "olmo1.lists": OLMO1.but(optimizer="lists"),
+    "phi2.fp32": PHI2.but(dtype="float32"),
+    "phi2.plain": PHI2.but(optimizer="plain"),
+    "glm_dense.fp32": GLM_DENSE.but(dtype="float32"),
+    "glm_dense.lists": GLM_DENSE.but(optimizer="lists"),
+    "dsv3.loop": DSV3.but(experts=EAGER),
+    "dsv3.fp32": DSV3.but(dtype="float32"),
+    "dsv3.plain": DSV3.but(optimizer="plain"),
+    "llama4.fp32": LLAMA4.but(dtype="float32"),
+    "llama4.recompute": LLAMA4.but(recompute=True),
+    "llama4.lists": LLAMA4.but(optimizer="lists"),
 }
 
 
@@ -673,8 +730,9 @@ class Trainer:
         if run.recompute:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.vocabulary = int(self.model.config.vocab_size)
+        chosen = {"fused": device == "cuda" and run.optimizer == "fused", "foreach": run.optimizer == "lists"}
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-5, fused=device == "cuda", capturable=run.capturable
+            self.model.parameters(), lr=1e-5, capturable=run.capturable, **chosen
         )
         data = Tokens(run, self.vocabulary)
         self.batches = iter(DataLoader(data, batch_size=None, shuffle=False))

@@ -1,4 +1,4 @@
-"""Record pairs of runs of models that libraries distribute over two GPUs or more, before and after one change.
+"""Record pairs of runs of models that libraries distribute over two GPUs or more, before and after a change.
 
     RANKS=2 python3 record_libraries.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
 
@@ -78,6 +78,7 @@ class Run:
         skew: added to the router's choice of rank 0's experts.
         sync: gradients are reduced after each micro-batch, not only after the last.
         layers: of each stage of a pipeline, in the order of the model.
+        optimizer: fused kernels, lists of parameters, or one parameter at a time (plain).
         ranks: those on which a fault happens.
     """
 
@@ -96,6 +97,7 @@ class Run:
     collect: str = ""
     loader_s: float = 0.0
     item: bool = False
+    optimizer: str = "fused"
     ranks: tuple[int, ...] = ALL
 
     def but(self, **changes: Any) -> Run:
@@ -152,6 +154,10 @@ BEFORE_IT = {
     "pipe.uneven": PIPE.but(layers=(5, *(4,) * (RANKS - 2), 3)),
     "pipe.recompute": PIPE.but(recompute=True),
     "pipe.sleep_middle": PIPE.but(pause=(0.03, "middle"), ranks=(1,)),
+    "dsv3_fsdp.plain": DSV3_FSDP.but(optimizer="plain"),
+    "qwen2_tp.plain": QWEN2_TP.but(optimizer="plain"),
+    "qwen2_ddp.plain": QWEN2_DDP.but(optimizer="plain"),
+    "glm_fsdp.lists": GLM_FSDP.but(optimizer="lists"),
     "interleaved.plain": PIPE,
     "interleaved.recompute": INTERLEAVED.but(recompute=True),
 }
@@ -257,7 +263,8 @@ class Program:
         else:
             self.modules = [self.library()]
         parameters = [each for module in self.modules for each in module.parameters()]
-        self.optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=self.cuda and run.kind == "ddp")
+        chosen = {"fused": self.cuda and run.optimizer == "fused", "foreach": run.optimizer == "lists"}
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-5, **chosen)
         data = Tokens(run, self.sizes["vocab_size"])
         self.batches = iter(DataLoader(data, batch_size=None, shuffle=False))
         self.heap: Any = None
@@ -319,11 +326,10 @@ class Program:
             pipelining.PipelineStage(module, number, len(run.layers), torch.device(self.device))
             for module, number in zip(modules, numbers, strict=True)
         ]
-        loss = lambda logits, tokens: loss_of(logits, tokens)  # noqa: E731
         if run.kind == "1F1B":
-            self.schedule = pipelining.Schedule1F1B(made[0], run.micro_batches, loss_fn=loss)
+            self.schedule = pipelining.Schedule1F1B(made[0], run.micro_batches, loss_fn=loss_of)
         else:
-            self.schedule = pipelining.ScheduleInterleaved1F1B(made, run.micro_batches, loss_fn=loss)
+            self.schedule = pipelining.ScheduleInterleaved1F1B(made, run.micro_batches, loss_fn=loss_of)
         return modules
 
     def place(self, where: str) -> None:

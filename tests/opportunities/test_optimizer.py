@@ -11,6 +11,8 @@ from tracelens.what_if import whatif
 
 optimizer_unfused = DETECTORS.get("optimizer_unfused")
 COLUMN = 10_000
+SLOWER = 1.44  # a byte in fused kernels than in those of one parameter
+ADAM_SHARE = 7 / 20 * SLOWER
 
 OPS = ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
 
@@ -60,9 +62,9 @@ def test_a_parameter_at_a_time() -> None:
         "optimizer on the host": 8 * COLUMN,
         "kernels of the optimizer": 8,
         "time of these kernels": 8 * COLUMN,
-        "fused kernels": pytest.approx(8 * COLUMN * 7 / 20),
+        "fused kernels": pytest.approx(8 * COLUMN * ADAM_SHARE),
     }
-    assert detection.saving_ns == pytest.approx(8 * COLUMN * 13 / 20)
+    assert detection.saving_ns == pytest.approx(8 * COLUMN * (1 - ADAM_SHARE))
     assert "AdamW runs parameter by parameter" in detection.evidence
 
 
@@ -71,11 +73,12 @@ def test_over_lists_of_parameters() -> None:
     for op in ("mul_", "lerp_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"):
         text = text.replace(f"aten::{op} ", f"aten::_foreach_{op} ")
     assert "op by op over lists of parameters" in detect(text).evidence
+    assert quantities(detect(text))["fused kernels"] == pytest.approx(8 * COLUMN * 7 / 20 * 1.18)
 
 
 def test_sgd_reads_less() -> None:
     assert quantities(detect(ADAM.replace("AdamW", "SGD")))["fused kernels"] == pytest.approx(
-        8 * COLUMN * 5 / 11
+        8 * COLUMN * 5 / 11 * SLOWER
     )
 
 
@@ -96,17 +99,18 @@ def test_what_is_no_optimizer_op_by_op(text: str) -> None:
 
 
 def test_a_fused_step_takes_a_share_of_the_kernels_and_one_launch() -> None:
-    """The first kernel, which stands for all, begins at column 4 and takes 7/20 of eight columns."""
+    """The first kernel, which stands for all, begins at column 4 and takes its share of eight columns."""
     run = run_of(ADAM)
     assert_identity(run)
     assert projected(run, "identity") == 12
-    assert projected(run, "fused_optimizer") == pytest.approx(4 + 8 * 7 / 20, abs=0.1)
+    assert projected(run, "fused_optimizer") == pytest.approx(4 + 8 * ADAM_SHARE, abs=0.1)
     (text,) = whatif(run, ["fused_optimizer"])["assumptions"]["assumption"]
-    assert text.startswith("1 chains of kernels become one kernel each") and "7 launches" in text
+    assert text.startswith("1 chains of kernels become one kernel each")
+    assert "7 launches" in text
 
 
 def test_ops_that_go_through_python_are_no_pauses() -> None:
     """With a hundred columns of the host in front of each op, the step ends as if they were none."""
     run = run_of(adam(pause=100))
     assert projected(run, "identity") > 700
-    assert projected(run, "fused_optimizer") == pytest.approx(4 + 8 * 7 / 20, abs=0.1)
+    assert projected(run, "fused_optimizer") == pytest.approx(4 + 8 * ADAM_SHARE, abs=0.1)

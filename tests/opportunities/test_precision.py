@@ -146,7 +146,7 @@ def test_attention_op_by_op_is_one_kernel_in_16_bits() -> None:
         s7 multi_tensor_apply_kernel |                         dddddddd
     """  # noqa: E501
     run = draw_run(aligned(text), ns_per_char=COLUMN)
-    (attention,) = kept_wide(run.traces[0], H200).attention
+    (attention,) = kept_wide(run.traces[0], H200).op_by_op
     assert attention.rows.tolist() == [0, 1, 2]
     assert attention.cost.flops == 4 * 4 * 16 * 2048**2 * 128
     result = whatif(run, ["dtype=bf16"], device="h200")
@@ -158,6 +158,36 @@ def test_attention_op_by_op_is_one_kernel_in_16_bits() -> None:
     assert (
         "1 call of attention, op by op before, as one kernel each" in result["assumptions"]["assumption"][0]
     )
+
+
+def test_a_grouped_gemm_that_runs_group_by_group_is_one_kernel_in_16_bits() -> None:
+    """The host reads the sizes of four groups, waits for them, and launches a GEMM each of six columns."""
+    shapes = "[[8192,1024],[4,1024,2048],[4],[],[]]"
+    text = f"""
+        step 1 | ----------
+        op aten::_grouped_mm shapes={shapes} types=["float","float","int","",""] |  --------
+        op aten::item |  ---
+        op aten::mm |     -
+        op aten::mm |      -
+        op aten::mm |       -
+        op aten::mm |        -
+        launch cudaMemcpyAsync |  c
+        launch cudaStreamSynchronize |   --
+        launch | a   wxyz b
+        s7 copy Memcpy DtoH (Device -> Pinned) |    c
+        s7 before | aaa
+        s7 sgemm |     wwwwwwxxxxxxyyyyyyzzzzzz
+        s7 after |                             bb
+    """
+    run = draw_run(aligned(text), ns_per_char=COLUMN)
+    (grouped,) = kept_wide(run.traces[0], H200).op_by_op
+    assert len(grouped.rows) == 5
+    assert grouped.cost.flops == 2 * 8192 * 1024 * 2048
+    result = whatif(run, ["dtype=bf16"], device="h200")
+    needed_ns = reachable_time(grouped.name, in_type(grouped.cost, "bf16"), H200).ns
+    saved_ns = result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])
+    assert saved_ns == pytest.approx(24 * COLUMN - needed_ns, abs=2 * COLUMN)
+    assert "1 call of grouped GEMMs, op by op before" in result["assumptions"]["assumption"][0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from tracelens.table import codes, nearest
 from tracelens.trace import Trace, matching, rows_by_code
 from tracelens.units import duration, plural, size_text
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario, work_costs
-from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node, drop_work
+from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node, drop_work, marked_calls, unblock
 
 MOST = 0.5
 """Of the time of GEMMs and attention, from which a type is that of the program. In our recordings of programs
@@ -59,6 +60,10 @@ _NORM_OPS = 4
 _LOGITS = re.compile(r"aten::_log_softmax(?:_backward_data)?")
 _LOSS = re.compile(_LOGITS.pattern + r"|aten::(?:log_softmax|nll_loss\w*|cross_entropy_loss)")
 _EMBEDDING = re.compile("aten::embedding_dense_backward")
+
+_GROUPED = "aten::_grouped_mm"
+_GROUPED_KERNELS = 3
+"""That torch launches at most for a grouped GEMM: it, and what prepares its arguments."""
 
 _FUSED_OPTIMIZER = re.compile("aten::_fused_")
 OPTIMIZER_SHARE = 0.64
@@ -348,12 +353,13 @@ def narrow_messages(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-class UnfusedAttention(NamedTuple):
-    """Attention op by op, which torch has one kernel for in 16 bits: one call, forward or backward."""
+class OpByOp(NamedTuple):
+    """A call that torch writes op by op in 32 bits, and has one kernel for in 16: forward or backward."""
 
     rows: Int  # of the trace's `work`
     cost: OpCost  # of one kernel
     name: str  # of the op that runs it
+    calls: Int  # event rows of what the host does in it, if it waits for the GPU there
 
 
 class KeptWide(NamedTuple):
@@ -364,7 +370,7 @@ class KeptWide(NamedTuple):
     cast_bytes: Int  # that these read and write
     call_ns: Float  # mean time of a call, by kind in the trace's `work_costs`
     optimizer: Bool  # which is that of a fused optimizer
-    attention: list[UnfusedAttention]
+    op_by_op: list[OpByOp]
 
 
 def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
@@ -412,11 +418,11 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
         cast_bytes,
         dur_ns / np.maximum(calls, 1),
         named(_FUSED_OPTIMIZER),
-        list(_unfused_attention(trace)),
+        [*_unfused_attention(trace), *_looped_gemms(trace)],
     )
 
 
-def _unfused_attention(trace: Trace) -> Iterator[UnfusedAttention]:
+def _unfused_attention(trace: Trace) -> Iterator[OpByOp]:
     """Calls of attention that torch writes op by op: with grouped queries it has no kernel for 32 bits."""
     events, work = trace.arrays, trace.work
     is_call = events.named(lambda name: name == "aten::_scaled_dot_product_attention_math")
@@ -435,16 +441,38 @@ def _unfused_attention(trace: Trace) -> Iterator[UnfusedAttention]:
                 flops=cost.flops * 5 // 2, read_bytes=2 * cost.read_bytes, write_bytes=2 * cost.write_bytes
             )
             name += "_backward"
-        yield UnfusedAttention(rows, cost, name)
+        yield OpByOp(rows, cost, name, np.empty(0, dtype=np.int64))
+
+
+def _looped_gemms(trace: Trace) -> Iterator[OpByOp]:
+    """Grouped GEMMs that torch runs as a GEMM a group, whose sizes the host reads first."""
+    events, work = trace.arrays, trace.work
+    if _GROUPED not in events.names:
+        return
+    around = nearest(events.parent, events.depth, events.named(lambda name: name == _GROUPED))
+    inside = np.flatnonzero((around >= 0) & (around != np.arange(len(around))))
+    calls = {
+        int(around[inside[rows[0]]]): inside[rows] for rows in rows_by_code(codes(around[inside])[0]).values()
+    }
+    within, (call,) = codes(lookup(around, work.op, -1))
+    ops = trace.once(OpCalls)
+    for part, rows in rows_by_code(within).items():
+        cost = (
+            ops.cost(int(call[part]), "", -1, -1)
+            if call[part] >= 0 and len(rows) > _GROUPED_KERNELS
+            else None
+        )
+        if cost is not None:
+            yield OpByOp(rows, cost, _GROUPED, calls[int(call[part])])
 
 
 def _one_kernel_each(
-    calls: Iterable[UnfusedAttention], dtype: str, device: Device, place: Int, dur_ns: Float
-) -> Iterator[tuple[Int, int, float]]:
+    calls: Iterable[OpByOp], dtype: str, device: Device, place: Int, dur_ns: Float
+) -> Iterator[tuple[OpByOp, Int, int, float]]:
     """Calls that take longer than one kernel: places of their work, the one that stays, its time / as it was.
 
     Args:
-        calls: of attention.
+        calls: that run op by op.
         dtype: what it is computed in.
         device: that computes it.
         place: of each piece of work, -1 for none.
@@ -456,7 +484,7 @@ def _one_kernel_each(
         needed = reachable_time(call.name, in_type(call.cost, dtype), device)
         if 0 < needed.ns < dur_ns[own].sum():
             longest = int(own[np.argmax(dur_ns[own])])
-            yield own, longest, needed.ns / float(dur_ns[longest])
+            yield call, own, longest, needed.ns / float(dur_ns[longest])
 
 
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs, kept_wide))
@@ -468,14 +496,15 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
         casts, scales, other kernels and messages stay the same. Else other kernels of floating-point
         numbers, the optimizer and messages take as much time as they move bytes, and attention at least what
         the device reaches. From 32 to 16 bits, losses and normalizations that are written op by op stay as
-        they are, with casts around them; attention that ran op by op is one kernel. Other host time stays the
-        same.
+        they are, with casts around them; attention and grouped GEMMs that ran op by op are one kernel each.
+        Other host time stays the same.
     """
     if argument not in BITS:
         raise TracelensError(f"scenario dtype={argument}: unknown type (known: {', '.join(BITS)})")
     graph, changed, before_ns, after_ns = context.gpu_graph(), 0, 0.0, 0.0
     new, replaced, other_ns = BITS[argument], set[str](), [0.0, 0.0]
-    casts, fused, gone = 0, 0, np.zeros(len(graph), dtype=bool)
+    casts, fused, gone = 0, Counter[str](), np.zeros(len(graph), dtype=bool)
+    freed: list[Int] = []
     for rank, (part, wide) in enumerate(zip(context.read(costs), context.read(kept_wide), strict=True)):
         ratio = np.ones(len(part.costs) + 1)
         multiplied = np.zeros(len(part.costs) + 1, dtype=bool)
@@ -518,12 +547,15 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
                 )[of_size]
                 place = np.full(len(part.cost), -1, dtype=np.int64)
                 place[work] = np.arange(len(work))
-                of_type = [each for each in wide.attention if each.cost.dtype in replaced]
-                for own, kept, share in _one_kernel_each(of_type, argument, part.device, place, dur_ns):
+                of_type = [each for each in wide.op_by_op if each.cost.dtype in replaced]
+                calls = [np.empty(0, dtype=np.int64)]
+                for call, own, kept, share in _one_kernel_each(of_type, argument, part.device, place, dur_ns):
                     factor[own], cast_ns[own] = 0.0, 0.0
                     factor[kept] = share
                     gone[nodes[own[own != kept]]] = True
-                    fused += 1
+                    fused["grouped GEMMs" if call.name == _GROUPED else "attention"] += 1
+                    calls.append(call.calls)
+                freed.append(np.concatenate(calls))
         edit.set_dur(nodes, dur_ns * factor + np.where(dur_ns > 0, cast_ns, 0))
         after = edit.dur[nodes].astype(float)
         before_ns, after_ns = before_ns + float(dur_ns[gemms].sum()), after_ns + float(after[gemms].sum())
@@ -533,6 +565,8 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if not changed:
         raise NotApplicable(f"no GEMM of another type than {argument} with recorded shapes")
     drop_work(graph, edit, gone)
+    if freed:
+        unblock(graph, edit, marked_calls(graph, freed, Node.WAITED))
     rest = "casts, scales, other kernels and messages stay the same"
     if new >= _SUM_BITS:
         meetings, collectives = context.meetings()
@@ -543,8 +577,8 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
             f"other kernels take {duration(other_ns[1])} instead of {duration(other_ns[0])}, as much as "
             f"they move fewer or more bytes, transfers of {int((factor != 1).sum()):,} messages likewise"
         )
-        if fused:
-            rest += f"; {plural(fused, 'call')} of attention, op by op before, as one kernel each"
+        for name, count in fused.items():
+            rest += f"; {plural(count, 'call')} of {name}, op by op before, as one kernel each"
         if casts:
             rest += f"; losses and normalizations stay in 32 bits between {casts:,} more casts"
     return (

@@ -146,8 +146,9 @@ def launch_bound(context: RankContext) -> Outcome:
     causes = ("launch overhead", "queue refill") if context.is_launch_bound else ("launch overhead",)
     late[context.idle.gap[context.is_idle_by(*causes)]] = True
     late &= gaps.after >= 0
-    pieces = context.idle.take(context.is_idle_by(*causes, "dispatch") & late[context.idle.gap])
-    where = union(pieces.start, pieces.end)
+    rows = np.flatnonzero(context.is_idle_by(*causes, "dispatch") & late[context.idle.gap])
+    start, end = context.idle.start[rows], context.idle.end[rows]
+    where = union(start, end)
     window = max(context.window[1] - context.window[0], 1)
     share = where.total / window
     if share <= LATE_LAUNCH_SHARE:
@@ -162,7 +163,7 @@ def launch_bound(context: RankContext) -> Outcome:
     floor_ns = max(float(np.median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
     number = context.per_step(int(late.sum()))
     dur = np.zeros(len(late), dtype=np.int64)
-    np.add.at(dur, pieces.gap, pieces.dur)
+    np.add.at(dur, context.idle.gap[rows], end - start)
     saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
     # How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
     events = context.trace.arrays

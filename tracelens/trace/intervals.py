@@ -55,11 +55,14 @@ def interval_of(start: Int, end: Int, times: Int) -> Int:
 def union(start: Int, end: Int) -> Union:
     """The union of intervals in any order; empty and inverted ones add nothing."""
     keep = end > start
-    start, end = start[keep], end[keep]
+    if not keep.all():
+        start, end = start[keep], end[keep]
     if not len(start):
         return Union(start, end)
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    end = np.maximum.accumulate(end)
     first = np.concatenate(([True], start[1:] > end[:-1]))
     last = np.concatenate((first[1:], [True]))
     return Union(start[first], end[last])

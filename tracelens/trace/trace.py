@@ -416,8 +416,11 @@ class Trace(Struct, frozen=True, dict=True):
     def _made(self) -> dict[Callable[[Trace], Any], Any]:
         return {}
 
-    def forget(self) -> None:
-        """Let go of what was made of it."""
+    def forget(self, make: Callable[[Trace], object] | None = None) -> None:
+        """Let go of what was made of it, or of what `make` made."""
+        if make:
+            self._made.pop(make, None)
+            return
         for name in ("arrays", "work", "_made"):
             vars(self).pop(name, None)
 

@@ -14,6 +14,7 @@ import numpy as np
 from tracelens.analysis.host import (
     CODE,
     Gaps,
+    Host,
     IdlePieces,
     Recurrence,
     find_gaps,
@@ -309,6 +310,7 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     position = np.full(len(everywhere.start), -1)
     position[known[same]] = np.flatnonzero(same)
     own_pieces = idle_pieces(trace, step.work, gaps.take(others))
+    trace.forget(Host)
     gap = np.concatenate((position[pieces.gap], others[own_pieces.gap]))
     rows = np.flatnonzero(gap >= 0)
     rows = rows[np.argsort(gap[rows], kind="stable")]

@@ -347,12 +347,9 @@ class Host:
             # What a graph replays, copied under its launch, is not on the call stack.
             on_stack = self._events.where(*STACK_KINDS) & ~self._events.copied
             pieces = innermost(self._events, np.flatnonzero((self.thread == number) & on_stack))
-            first, last = pieces.start[:1], pieces.end[-1:]
-            self._pieces[number] = Pieces(
-                np.concatenate(([-_FOREVER], pieces.start, last)),
-                np.concatenate((first, pieces.end, [_FOREVER])),
-                np.concatenate(([-1], pieces.owner, [-1])),
-            )
+            # One piece ends where the next begins, so that both can be views of one array.
+            edges = np.concatenate(([-_FOREVER], pieces.start, pieces.end[-1:], [_FOREVER]))
+            self._pieces[number] = Pieces(edges[:-1], edges[1:], np.concatenate(([-1], pieces.owner, [-1])))
             self._load_code(number)
             self._stall(number)
         return self._pieces[number]
@@ -462,7 +459,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         gaps, pieces = idle_time(trace, scope)
         total = max(int(gaps.dur.sum()), 1)
         # A gap's share of a cause, or of a host, is one share, however often it was broken off.
-        share, _, cause = _shares(pieces, pieces.gap, pieces.cause)
+        share, _, cause = _shares(pieces.dur, pieces.gap, pieces.cause)
         by_cause = stats(cause, share, len(CAUSES))
         causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
         host, op, texts = host_names(trace, pieces)
@@ -478,8 +475,8 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             }
         }
         is_long = pieces.cause != CODE["short gaps"]
-        long = pieces.take(is_long)
-        share, _, cause, at_host, in_op = _shares(long, long.gap, long.cause, host[is_long], op[is_long])
+        keys = (each[is_long] for each in (pieces.gap, pieces.cause, host, op))
+        share, _, cause, at_host, in_op = _shares(pieces.dur[is_long], *keys)
         group, (cause, at_host, in_op) = codes(cause, at_host, in_op)
         by_host = stats(group, share, len(cause))
         order = np.argsort(-by_host.total, kind="stable")
@@ -536,17 +533,17 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
-def _shares(pieces: IdlePieces, *keys: Int) -> tuple[Int, ...]:
+def _shares(dur: Int, *keys: Int) -> tuple[Int, ...]:
     """Time of all pieces with the same keys, and these keys."""
     group, distinct = codes(*keys)
     time = np.zeros(len(distinct[0]), dtype=np.int64)
-    np.add.at(time, group, pieces.dur)
+    np.add.at(time, group, dur)
     return time, *distinct
 
 
 def _largest(pieces: IdlePieces, rows: Int, gaps: int, value: Int) -> tuple[Int, Int]:
     """For each gap, the value with most of the time of these pieces, and that time."""
-    time, gap, values = _shares(pieces.take(rows), pieces.gap[rows], value[rows])
+    time, gap, values = _shares(pieces.end[rows] - pieces.start[rows], pieces.gap[rows], value[rows])
     order = ordered(gap, time)
     largest, largest_ns = np.full(gaps, -1), np.zeros(gaps, dtype=np.int64)
     largest[gap[order]], largest_ns[gap[order]] = values[order], time[order]

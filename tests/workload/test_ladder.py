@@ -39,8 +39,8 @@ def test_the_bundled_ladder_fits_and_ends_with_all_it_can_keep() -> None:
     assert steps[0].config.toggles.changed() == {}
     assert steps[-1].config.toggles.changed() == {
         "experts": "grouped", "dispatch": "dedup", "sync_free": 3, "permute": "fused", "router": "fused",
-        "loss": "fused", "overlap_shared": True, "gc": "manual", "numa": "bind", "kernarg_pool": True,
-        "graph": "step",
+        "loss": "fused", "overlap_shared": True, "fp8": "experts", "gc": "manual", "numa": "bind",
+        "kernarg_pool": True, "graph": "step",
     }  # fmt: skip
     for one, after in pairwise(steps):
         assert one.config != after.config

@@ -20,6 +20,7 @@ from tracelens.recording import LEFT_OUT, WARMUP, plain
 from tracelens.workload import launch, pipeline
 from tracelens.workload.ladder import PlannedRung, SkippedRung
 from tracelens.workload.launch import Job, launched, run_job
+from tracelens.workload.model import lacks_fp8
 
 NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
 
@@ -64,6 +65,8 @@ def lacking(device: str) -> Callable[[Config], str]:
                 pipeline.require(config, torch.device(device))
             except TracelensError as error:
                 return str(error)
+        if toggles.fp8 != "off" and (reason := lacks_fp8(torch.device(device))):
+            return reason
         if toggles.kernarg_pool and (device != "cuda" or torch.version.hip is None):
             return "kernarg_pool needs an AMD GPU"
         if toggles.numa == "bind" and (count := len(launch.nodes())) < 2:

@@ -22,6 +22,10 @@ from torch import Tensor
 from tracelens.errors import TracelensError
 from tracelens.workload.kernels import kernels
 
+# What torch's scaled grouped GEMM runs on: Hopper and later, MI300 and later.
+_FP8_CAPABILITY = (9, 0)
+_FP8_ARCHITECTURES = ("gfx94", "gfx95")
+
 
 def grouped_mm(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
     """y_RN: the rows of each group times that group's matrix.
@@ -55,6 +59,20 @@ def grouped_mm_fp8(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
 def has_scaled_op(x: Tensor) -> bool:
     """Whether the device multiplies FP8: torch has the op for GPUs alone."""
     return x.is_cuda
+
+
+def lacks_fp8(device: torch.device) -> str:
+    """What a device lacks to multiply FP8 in groups, "" for nothing."""
+    if device.type != "cuda":
+        return "fp8=experts gains nothing on a CPU, which multiplies it in float32"
+    if not hasattr(torch, "_scaled_grouped_mm"):
+        return f"torch {torch.__version__} has no scaled grouped GEMM"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        is_able = properties.gcnArchName.startswith(_FP8_ARCHITECTURES)
+    else:
+        is_able = (properties.major, properties.minor) >= _FP8_CAPABILITY
+    return "" if is_able else f"fp8=experts: {properties.name} does not multiply FP8 in groups"
 
 
 def require_op(dtype: torch.dtype) -> None:

@@ -685,6 +685,16 @@ BEFORE_IT = {
     "llama4.fp32": LLAMA4.but(dtype="float32"),
     "llama4.recompute": LLAMA4.but(recompute=True),
     "llama4.lists": LLAMA4.but(optimizer="lists"),
+    "swa.fp32": SWA.but(dtype="float32"),
+    "shared.fp32": SHARED.but(dtype="float32"),
+    "cohere.fp32": COHERE.but(dtype="float32"),
+    "laguna.fp32": LAGUNA.but(dtype="float32"),
+    "mimo.fp32": MIMO.but(dtype="float32"),
+    "axk.fp32": AXK.but(dtype="float32"),
+    "arcee.lists": ARCEE.but(optimizer="lists"),
+    "axk.plain": AXK.but(optimizer="plain"),
+    "olmo3.plain": OLMO3.but(optimizer="plain"),
+    "mistral.lists": MISTRAL.but(optimizer="lists"),
 }
 
 

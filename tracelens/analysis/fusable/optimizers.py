@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +20,17 @@ _STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD)\.step$")
 _FUSED_OP = "aten::_fused_"
 _LISTS = "aten::_foreach_"
 
-_ADAM, _SGD = 7 / 20, 5 / 11
-"""Bytes of a fused step / of one op by op. Adam in torch.optim runs mul_ on the weights (2 passes over the
-parameters), lerp_ (3), mul_ (2), addcmul_ (3), sqrt (2), div (2), add_ (2) and addcdiv_ (4); fused it reads
-weights, gradients and two moments, and writes all but gradients. SGD with momentum runs add (3), mul_ (2),
-add_ (3) and add_ (3); fused it reads three and writes two."""
-FUSED_BYTES = {"Adam": _ADAM, "AdamW": _ADAM, "SGD": _SGD}
+_PASSES = {
+    "add": 3, "addcdiv_": 4, "addcmul_": 3, "div": 2, "div_": 2, "lerp_": 3, "maximum": 3, "mul": 2,
+    "mul_": 2, "neg": 2, "sqrt": 2,
+}  # fmt: skip
+"""How often an op of torch.optim reads or writes numbers as many as the parameters."""
+_ADD_ = {"Adam": 2, "AdamW": 2, "SGD": 3}
+"""The same of add_: Adam adds a number to the roots, SGD gradients to momentum, and that to the weights."""
+_LAST = {"Adam": "addcdiv_", "AdamW": "addcdiv_", "SGD": "mul_"}
+"""The op that each parameter has once; of SGD that of momentum."""
+_FUSED_PASSES = {"Adam": 7, "AdamW": 7, "SGD": 5}
+"""Of a fused step: it reads weights, gradients and moments, and writes all but gradients."""
 SLOWER, SLOWER_LISTS = 1.44, 1.18
 """Time of a byte in fused kernels / in kernels over one parameter, or over lists: in three pairs of runs
 each on an H200 (1.41 to 1.48, 1.16 to 1.19)."""
@@ -36,12 +43,8 @@ class UnfusedOptimizer(NamedTuple):
     rows: Int  # of their kernels, in the work of the steps
     region: Int  # of each: event row of the optimizer's step
     by_lists: bool  # whether ops go over lists of parameters (foreach), not over one parameter each
+    fused_share: float  # of the kernels' time, what fused ones take
     host_ns: int  # of the regions in the steps, of the host
-
-    @property
-    def fused_share(self) -> float:
-        """Of the kernels' time, what fused ones take."""
-        return FUSED_BYTES[self.kind] * (SLOWER_LISTS if self.by_lists else SLOWER)
 
 
 def unfused_optimizer(step: StepWork) -> UnfusedOptimizer | None:
@@ -70,13 +73,33 @@ def unfused_optimizer(step: StepWork) -> UnfusedOptimizer | None:
     regions = unique(region)
     if len(rows) < CHAIN * len(regions):
         return None
+    by_lists = bool(_begins(events.names, name[rows], _LISTS).mean() > 1 / 2)
+    calls, count = np.unique(events.name[unique(work.op[rows])], return_counts=True)
+    bytes_share = _bytes_share(
+        kind,
+        {events.names[code]: number for code, number in zip(calls.tolist(), count.tolist(), strict=True)},
+    )
     return UnfusedOptimizer(
         kind,
         rows,
         region,
-        bool(_begins(events.names, name[rows], _LISTS).mean() > 1 / 2),
+        by_lists,
+        min(bytes_share * (SLOWER_LISTS if by_lists else SLOWER), 1.0),
         int((events.end[regions] - events.start[regions]).sum()),
     )
+
+
+def _bytes_share(kind: str, calls: Mapping[str, int]) -> float:
+    """Bytes of fused steps / of these calls by name; 1 where the ops are not those of torch.optim.
+
+    Of an op by lists or by parameters: each goes once over all of them.
+    """
+    times = Counter[str]()
+    for name, count in calls.items():
+        times[name.removeprefix(_LISTS).removeprefix("aten::")] += count
+    passes = {**_PASSES, "add_": _ADD_[kind]}
+    moved = sum(count * passes.get(op, 0) for op, count in times.items())
+    return min(_FUSED_PASSES[kind] * times[_LAST[kind]] / moved, 1.0) if times[_LAST[kind]] else 1.0
 
 
 def optimizer_chains(trace: Trace, device: Device | None) -> Chains:

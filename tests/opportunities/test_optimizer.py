@@ -21,7 +21,7 @@ OPS = {
 
 
 def drawn(kind: str, pause: int = 0) -> str:
-    """A step's GEMM, then AdamW over one parameter, or SGD over two: ops that launch a kernel of their length.
+    """A GEMM, then AdamW over one parameter, or SGD over two: ops that launch a kernel of their length.
 
     The optimizer begins at column 3; `pause`: columns of the host in front of each op but the first.
     """

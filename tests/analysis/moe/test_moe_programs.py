@@ -309,6 +309,39 @@ def test_a_shared_expert_beside_the_exchange() -> None:
     assert set(result["layers"]["tokens"]) == {16.0}
 
 
+@pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
+def test_experts_and_a_shared_expert_that_are_both_added_up(loop: bool) -> None:
+    """Under tensor parallelism: what runs between two all-reduces is the shared expert."""
+
+    class AddedUp(Recorder):
+        def moe(self) -> None:
+            self.route()
+            self.permute()
+            self.compute(self.model.rows_of(self.rank, self.micro_batch, self.layer))
+            self.unpermute()
+            self.add_up()
+            self.shared()
+            self.add_up()
+            self.last = "combine"
+            with self.part("combine"):
+                self.add()
+
+        def add_up(self) -> None:
+            size = self.model.tokens * HIDDEN
+            with self.part("combine"):
+                self.collective("allreduce", "mesh_tp", {"In msg nelems": size, "Out msg nelems": size})
+
+    traces, truth = [], Counter[Key]()
+    for rank in range(2):
+        recorder = AddedUp(Model(ranks=2, loop=loop), rank)
+        recorder.backward(0, recorder.forward(0))
+        traces.append(as_trace(recorder))
+        truth.update(recorder.truth)
+    result = analyze(make_run(traces), "moe")
+    assert times(result) == truth
+    assert set(result["layers"]["tokens"]) == {16.0}
+
+
 @pytest.mark.parametrize("block", [False, True], ids=["siblings in the step", "siblings in the block"])
 @pytest.mark.parametrize("shared", SHARED)
 def test_scopes_without_one_around_the_layer(

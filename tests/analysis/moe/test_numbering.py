@@ -43,7 +43,16 @@ def lexed(passes: Sequence[tuple[Piece, bool]]) -> tuple[Tokens, list[LayerWindo
             numbers.append(PassNumber(0, piece.micro_batch, before + layer, piece.chunk * STAGES))
     count = len(called)
     rows = np.arange(count)
-    tokens = Tokens(rows, np.array(called), rows, rows, np.array(recompute), np.array(segment))
+    none = np.zeros(count, dtype=bool)
+    tokens = Tokens(
+        row=rows,
+        called=np.array(called),
+        kind=rows,
+        op=rows,
+        is_recompute=np.array(recompute),
+        segment=np.array(segment),
+        all_reduces=none,
+    )
     return tokens, [LayerWindow(row, row + 1, row, "", ()) for row in range(count)], numbers
 
 
@@ -87,8 +96,16 @@ def test_without_an_embedding_frames_that_come_again_are_another_micro_batch(
 ) -> None:
     trace = drawn_stages("0011aabb", messages=False)[0]
     rows = np.arange(len(frames))
-    none = np.zeros(len(frames), dtype=np.int64)
-    tokens = Tokens(rows, rows, rows, rows, none.astype(bool), none)
+    none = np.zeros(len(frames), dtype=bool)
+    tokens = Tokens(
+        row=rows,
+        called=rows,
+        kind=rows,
+        op=rows,
+        is_recompute=none,
+        segment=none.astype(np.int64),
+        all_reduces=none,
+    )
     windows = [LayerWindow(row, row + 1, row, name.strip(), ()) for row, name in enumerate(frames)]
     numbers = pass_numbers(trace, tokens, windows, [-1] * len(windows))
     assert [(number.micro_batch, number.layer) for number in numbers] == layers

@@ -9,11 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers, recomputed
 from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
-from tracelens.trace import WORK_KINDS, Trace, argument_texts, forward_ops, matching, rows_by_code
+from tracelens.trace import (
+    WORK_KINDS,
+    Trace,
+    argument_texts,
+    collectives,
+    forward_ops,
+    matching,
+    rows_by_code,
+)
 
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""
@@ -167,6 +176,7 @@ class Tokens(NamedTuple):
     # number of the uninterrupted forward pass that it is part of: of one micro-batch, through one chunk of
     # the model
     segment: Int
+    all_reduces: Bool  # whether it adds up what all ranks have, so that no token comes to another rank
 
 
 def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
@@ -488,7 +498,9 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
             np.add.at(borders, np.clip(named[:, column] - low, 0, len(kind)), opened)
         in_frame = np.cumsum(borders)[gemms] > 0
         comm = np.flatnonzero((kind == COMM) & (position > router))
-        between = gemms[(gemms > comm[0]) & (gemms < comm[-1])] if len(comm) > 1 else gemms[:0]
+        # Under tensor parallelism the experts' output is added up, and the shared expert's after that.
+        opening = comm[~lexed.all_reduces[low + comm]]
+        between = gemms[(gemms > opening[0]) & (gemms < comm[-1])] if len(opening) else gemms[:0]
         if in_frame.any():
             experts = gemms[in_frame]
         elif len(between):
@@ -531,7 +543,7 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     stage[comm] = np.where(brings, DISPATCH, COMBINE)
     # Sizes that go to the host before the tokens do are part of the dispatch; without one, of the sorting.
     out = (kind == COPY_OUT) & (position > router)
-    stage[out] = np.where(position[out] > first, EXPERTS, DISPATCH if len(comm) else PERMUTATION)
+    stage[out] = np.where(position[out] > first, EXPERTS, DISPATCH if brings.any() else PERMUTATION)
     # What frames say, except of communication and, among the experts, of the movement of tokens.
     for name, begin, end in window.stages:
         named_part = slice(max(begin - low, 0), max(end - low, 0))
@@ -638,7 +650,15 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tok
         if is_recompute[row][part].any():
             cut[1:] |= np.diff(part) > 1
         segment[part] = segment.max(initial=0) + np.cumsum(cut)
-    return Tokens(row, called, kind, op, is_recompute[row], segment)
+    return Tokens(
+        row=row,
+        called=called,
+        kind=kind,
+        op=op,
+        is_recompute=is_recompute[row],
+        segment=segment,
+        all_reduces=trace.once(collective_kinds)[row] == collectives().index("all_reduce"),
+    )
 
 
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:

@@ -311,25 +311,40 @@ def test_a_shared_expert_beside_the_exchange() -> None:
 
 @pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
 def test_experts_and_a_shared_expert_that_are_both_added_up(loop: bool) -> None:
-    """Under tensor parallelism: what runs between two all-reduces is the shared expert."""
+    """Under tensor parallelism: what runs between two all-reduces is the shared expert.
+
+    The gradients of what each rank computes a part of are added up by ops that do nothing in forward.
+    """
 
     class AddedUp(Recorder):
         def moe(self) -> None:
             self.route()
+            self.add_up_gradients("dispatch")
             self.permute()
             self.compute(self.model.rows_of(self.rank, self.micro_batch, self.layer))
             self.unpermute()
-            self.add_up()
+            with self.part("combine"):
+                self.add_up()
+            self.add_up_gradients("combine")
             self.shared()
-            self.add_up()
             self.last = "combine"
             with self.part("combine"):
+                self.add_up()
                 self.add()
 
         def add_up(self) -> None:
             size = self.model.tokens * HIDDEN
-            with self.part("combine"):
-                self.collective("allreduce", "mesh_tp", {"In msg nelems": size, "Out msg nelems": size})
+            self.collective("allreduce", "mesh_tp", {"In msg nelems": size, "Out msg nelems": size})
+
+        def add_up_gradients(self, stage: str) -> None:
+            with self.part(stage), self.node("_AllReduceBackward", "_AllReduceBackwardBackward", {}) as done:
+                done.append(("c10d::allreduce_", "", 0, {}))
+
+        def one_back(self, name: str, kernel: str, ns: int, more: dict[str, Any]) -> None:
+            if name == "c10d::allreduce_":
+                self.add_up()
+            else:
+                super().one_back(name, kernel, ns, more)
 
     traces, truth = [], Counter[Key]()
     for rank in range(2):

@@ -338,6 +338,14 @@ def regions(trace: Trace) -> Regions:
     numbers = pass_numbers(trace, lexed, layer_windows, origins(trace, lexed, layer_windows))
     passes: list[LayerPass] = []
     of_token = np.full((2, len(lexed.row)), -1, dtype=np.int64)
+    # Token of each pass's first expert GEMM; of a pass without one, behind its last.
+    first_expert = np.array(
+        [
+            window.first + int(layer.experts_gemms[0]) if len(layer.experts_gemms) else window.last
+            for window, layer in zip(layer_windows, layers, strict=True)
+        ],
+        dtype=np.int64,
+    )
     for number, window, layer in zip(numbers, layer_windows, layers, strict=True):
         of_token[0, window.first : window.last] = len(passes)
         of_token[1, window.first : window.last] = layer.stage
@@ -413,6 +421,11 @@ def regions(trace: Trace) -> Regions:
         inherited[:, order] = np.where(same, inherited[:, order[np.maximum(before, 0)]], -1)
         is_comm = work.kind[backward] == WORK_KINDS.index("comm")
         inherited[:, ~linked & (gradient_sync(trace, work)[backward] | is_comm)] = -1
+        # Communication of the backward pass alone, such as adding up the gradients of the layer's input under
+        # tensor parallelism, is called what it would be in forward: by its place before or after the experts.
+        alone = is_comm & (inherited[0] >= 0) & ~np.isin(inherited[1], (DISPATCH, COMBINE))
+        before_experts = token[alone] < first_expert[inherited[0, alone]]
+        inherited[1, alone] = np.where(before_experts, DISPATCH, COMBINE)
         layer_pass[backward], stage[backward] = inherited
     rows, owners = compiled_backward(trace, backward, lexed, of_token, passes, reader.gemm_size)
     layer_pass[rows], stage[rows] = owners

@@ -574,6 +574,69 @@ class Recorder:
                 self.stage = before
 
 
+class AddedUp(Recorder):
+    """Without an exchange: all ranks have all tokens, and what experts and shared expert give is added up.
+
+    The gradients of what each rank computes a part of are added up by ops that do nothing in forward.
+    """
+
+    def moe(self) -> None:
+        self.route()
+        self.add_up_gradients("dispatch")
+        self.permute()
+        self.compute(self.model.rows_of(self.rank, self.micro_batch, self.layer))
+        self.unpermute()
+        with self.part("combine"):
+            self.add_up()
+        self.add_up_gradients("combine")
+        self.shared()
+        self.last = "combine"
+        with self.part("combine"):
+            self.add_up()
+            self.add()
+
+    def add_up(self) -> None:
+        size = self.model.tokens * HIDDEN
+        self.collective("allreduce", "mesh_tp", {"In msg nelems": size, "Out msg nelems": size})
+
+    def add_up_gradients(self, stage: str) -> None:
+        with self.part(stage), self.node("_AllReduceBackward", "_AllReduceBackwardBackward", {}) as done:
+            done.append(("c10d::allreduce_", "", 0, {}))
+
+    def one_back(self, name: str, kernel: str, ns: int, more: dict[str, Any]) -> None:
+        if name == "c10d::allreduce_":
+            self.add_up()
+        else:
+            super().one_back(name, kernel, ns, more)
+
+
+class Masked(AddedUp):
+    """Each rank has four of eight experts, and grouped GEMMs leave out the rows of the others."""
+
+    gemm_ns = KERNEL_NS
+
+    def compute(self, rows: Sequence[int]) -> None:
+        chosen = self.model.tokens * self.model.chosen
+        with self.part("permute"):
+            shapes, values = [[chosen], [], [], []], ["", "4", "0", "3"]
+            self.op("aten::histc", "kernelHistogram1D", shapes=shapes, values=values)
+        with self.part("experts"):
+            for depth, columns in ((HIDDEN, 2 * INNER), (INNER, HIDDEN)):
+                kernel = "void cutlass::device_kernel<GroupProblemShape>"
+                shapes = [[chosen, depth], [4, depth, columns], [4]]
+                self.op(
+                    "aten::_grouped_mm", kernel, grad="GroupedMmBackward0", ns=self.gemm_ns, shapes=shapes
+                )
+
+
+def masked(rank: int, gemm_ns: int) -> Trace:
+    """One of two ranks that mask rows, whose expert GEMMs take as long."""
+    recorder = Masked(Model(ranks=2, loop=False), rank)
+    recorder.gemm_ns = gemm_ns
+    recorder.backward(0, recorder.forward(0))
+    return as_trace(recorder)
+
+
 def recorded(model: Model) -> tuple[Run, Counter[Key]]:
     """A run of such a model, and the ns of each stage."""
     recorders = [record(model, rank) for rank in range(model.ranks)]

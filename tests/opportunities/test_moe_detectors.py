@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_trace, record, recorded
+from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_trace, masked, record, recorded
 from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices import device
@@ -374,3 +374,14 @@ def test_uneven_ranks_whose_rows_are_not_known() -> None:
     assert result[0].saving_ns == 2 * 4 * (2 + 4) * 1000
     assert "row counts are not recorded" in result[0].evidence
     assert result[0].confidence == "low"
+
+
+def test_uneven_ranks_that_leave_out_rows() -> None:
+    """By the time of the experts alone, which is not the same to the last percent."""
+    result = imbalance(make_run([masked(0, 10_000), masked(1, 30_000)]))
+    assert isinstance(result, dict)
+    assert list(result) == [0]
+    assert result[0].saving_ns == 2 * 4 * 20_000
+    assert "150% of the mean; row counts are not recorded" in result[0].evidence
+    even = imbalance(make_run([masked(0, 10_000), masked(1, 10_400)]))
+    assert even == "balanced: the slowest rank's experts take 102% of the mean"

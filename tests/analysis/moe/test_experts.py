@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.moe_traces import KERNEL_NS, Model, Recorder, as_trace, recorded
+from tests.analysis.moe_traces import KERNEL_NS, Model, Recorder, as_trace, masked, recorded
 from tests.builders import records
 from tracelens import analyze
 from tracelens.analysis.moe.layers import GemmSize, rows_in_group, rows_in_loop
@@ -147,3 +147,15 @@ def test_gate_and_up_projection_have_the_same_rows(up: int) -> None:
     gemms = (*expert, *down) if up == 2 else (*expert, *(gemm._replace(depth=32) for gemm in down))
     layer_pass = LayerPass(0, 0, 0, False, 4, 2, 12, 64, 2, False, gemms)
     assert layer_pass.rows == [3, 5, 7, 9]
+
+
+def test_ranks_that_leave_out_the_rows_of_other_ranks_experts() -> None:
+    """Grouped GEMMs have all chosen rows; how many are behind the last group is in GPU memory."""
+    result = analyze(make_run([masked(rank, 10_000 * (1 + 2 * rank)) for rank in range(2)]), "moe")
+    assert set(result["layers"]["tokens"].isna()) == {True}
+    assert set(result["balance"]["ranks"]) == {"0-1"}
+    assert skipped(result, "tokens of some passes") == [
+        "grouped GEMMs leave out rows of other ranks' experts; the GPU alone knows how many"
+    ]
+    # Two GEMMs forward and two backward in each of two layers.
+    assert result["waits"]["dur_ns"].sum() == 2 * 4 * 20_000

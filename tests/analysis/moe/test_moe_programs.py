@@ -15,6 +15,7 @@ from tests.analysis.moe_traces import (
     HIDDEN,
     KERNEL_NS,
     VOCABULARY,
+    AddedUp,
     Key,
     Model,
     Recorder,
@@ -311,41 +312,7 @@ def test_a_shared_expert_beside_the_exchange() -> None:
 
 @pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
 def test_experts_and_a_shared_expert_that_are_both_added_up(loop: bool) -> None:
-    """Under tensor parallelism: what runs between two all-reduces is the shared expert.
-
-    The gradients of what each rank computes a part of are added up by ops that do nothing in forward.
-    """
-
-    class AddedUp(Recorder):
-        def moe(self) -> None:
-            self.route()
-            self.add_up_gradients("dispatch")
-            self.permute()
-            self.compute(self.model.rows_of(self.rank, self.micro_batch, self.layer))
-            self.unpermute()
-            with self.part("combine"):
-                self.add_up()
-            self.add_up_gradients("combine")
-            self.shared()
-            self.last = "combine"
-            with self.part("combine"):
-                self.add_up()
-                self.add()
-
-        def add_up(self) -> None:
-            size = self.model.tokens * HIDDEN
-            self.collective("allreduce", "mesh_tp", {"In msg nelems": size, "Out msg nelems": size})
-
-        def add_up_gradients(self, stage: str) -> None:
-            with self.part(stage), self.node("_AllReduceBackward", "_AllReduceBackwardBackward", {}) as done:
-                done.append(("c10d::allreduce_", "", 0, {}))
-
-        def one_back(self, name: str, kernel: str, ns: int, more: dict[str, Any]) -> None:
-            if name == "c10d::allreduce_":
-                self.add_up()
-            else:
-                super().one_back(name, kernel, ns, more)
-
+    """Under tensor parallelism: what runs between two all-reduces is the shared expert."""
     traces, truth = [], Counter[Key]()
     for rank in range(2):
         recorder = AddedUp(Model(ranks=2, loop=loop), rank)
@@ -355,6 +322,8 @@ def test_experts_and_a_shared_expert_that_are_both_added_up(loop: bool) -> None:
     result = analyze(make_run(traces), "moe")
     assert times(result) == truth
     assert set(result["layers"]["tokens"]) == {16.0}
+    reasons = {skip.subject: skip.reason for skip in result.skips}
+    assert reasons["balance between ranks"] == "no expert parallelism: no rank sends tokens to another"
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["siblings in the step", "siblings in the block"])

@@ -372,6 +372,8 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         skips.append(Skip("balance between ranks", reason))
     elif any(rank.rows_of(number) < 0 for rank in with_layers for number in range(len(rank.passes))):
         reason = "shapes of the expert GEMMs not recorded; use record_shapes=True"
+        if any(rank.masks_rows(number) for rank in with_layers for number in range(len(rank.passes))):
+            reason = "grouped GEMMs leave out rows of other ranks' experts; the GPU alone knows how many"
         skips.append(Skip("tokens of some passes", reason))
     return result(
         tables,

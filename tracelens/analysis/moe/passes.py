@@ -85,9 +85,15 @@ class RankPasses(NamedTuple):
         passes = [replace(layer_pass, layer=int(layers[layer_pass.layer])) for layer_pass in self.passes]
         return self._replace(passes=passes)
 
+    def masks_rows(self, number: int) -> bool:
+        """Whether the grouped GEMMs of a pass have rows of other ranks' experts, which they leave out."""
+        return not self.moves_tokens and self.passes[number].masks_rows
+
     def rows_of(self, number: int) -> int:
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
         known = self.passes[number].rows
+        if self.masks_rows(number):
+            return -1
         return sum(known) if known and min(known) >= 0 else self.received[number]
 
     def rows_by_expert(self, number: int) -> tuple[int, ...]:
@@ -217,7 +223,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocked_ns=blocked_ns,
         received=received,
         group=expert_parallel_group(trace),
-        moves_tokens=bool(((work.kind == WORK_KINDS.index("comm")) & (layers.layer_pass >= 0)).any()),
+        moves_tokens=_moves_tokens(trace),
         framed=layers.framed,
         chunk_layers=layers.chunk_layers,
     )
@@ -243,12 +249,34 @@ def token_messages(trace: Trace) -> tuple[Int, Int]:
     return rows, work[rows]
 
 
+def _moves_tokens(trace: Trace) -> bool:
+    """Whether communication in MoE layers brings tokens, or takes them back.
+
+    All-reduces do not, except those before the experts whose kernels alone say what they are.
+    """
+    work, layers = trace.work, trace.once(regions)
+    in_layers = (work.kind == WORK_KINDS.index("comm")) & (layers.layer_pass >= 0)
+    adds_up = trace.once(collective_kinds) == collectives().index("all_reduce")
+    is_dispatch = (layers.stage == DISPATCH) & (layers.phase != BACKWARD)
+    return bool((in_layers & (~adds_up | is_dispatch)).any())
+
+
 def expert_parallel_group(trace: Trace) -> tuple[int, ...]:
-    """The expert-parallel ranks: those of the largest group of a dispatch or combine."""
+    """The expert-parallel ranks: those of the largest group of a dispatch or combine.
+
+    Where each rank computes all tokens that chose its own experts, and an all-reduce adds up what they give,
+    it is the group of that.
+    """
+    table = trace.tables["collectives"]
     rows, _ = trace.once(token_messages)
-    lists = {
-        text: tuple(integers(text)) for text in set(trace.tables["collectives"].texts("group_ranks", rows))
-    }
+    if not len(rows):
+        layers = trace.once(regions)
+        work = lookup(trace.arrays.places(trace.work.event), table.array("kernel_id"), -1)
+        rows = np.flatnonzero(work >= 0)
+        rows = rows[(layers.stage[work[rows]] == COMBINE) & (layers.phase[work[rows]] != BACKWARD)]
+        shares = {layer_pass.ranks_of_experts for layer_pass in layers.passes}
+        rows = rows[np.isin(table.array("group_size")[rows], list(shares - {0, 1}))]
+    lists = {text: tuple(integers(text)) for text in set(table.texts("group_ranks", rows))}
     return max(lists.values(), key=len, default=())
 
 

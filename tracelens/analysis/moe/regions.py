@@ -80,6 +80,21 @@ class LayerPass(Struct, frozen=True, dict=True):
     # rows of each expert of this rank by its number, empty where the trace does not tell
     expert_rows: tuple[int, ...] = ()
 
+    @property
+    def ranks_of_experts(self) -> int:
+        """Ranks that share the experts out, if this one tells tokens apart by its own only; 0 if unknown."""
+        own = self.sorted_by
+        return self.experts // own if own > 0 and self.experts % own == 0 else 0
+
+    @property
+    def masks_rows(self) -> bool:
+        """Whether grouped GEMMs have the rows of all experts and compute those of the rank's own.
+
+        Those behind the last group are left out, so only the GPU knows how many are computed.
+        """
+        chosen = self.tokens * self.top_k if min(self.tokens, self.top_k) > 0 else -1
+        return self.grouped and self.ranks_of_experts > 1 and sum(self.rows) == chosen
+
     @cached_property
     def rows(self) -> list[int]:
         """Rows of each expert that has any, in order of launch: of the GEMMs of the most frequent size."""

@@ -331,6 +331,8 @@ def _is_stalled(op: HostEvent, own_ns: int, rank: Recorded) -> bool:
     )
     if launches and op.start == min(call.start for call in calls):
         return False
+    if op.name in ("PythonSubclass", "PythonDispatchMode"):
+        return False
     if not launches and (op.name == "aten::copy_" or not (op.is_sized or op.name.startswith(_NODE))):
         return False
     lengths = sorted(call.end - call.start for call in calls)

@@ -467,6 +467,18 @@ def test_of_three_calls_two_may_stall() -> None:
     """) == 0  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["PythonSubclass", "PythonDispatchMode"])
+def test_an_op_that_python_takes_over_does_not_stall(name: str) -> None:
+    """DTensor keeps how it shards an op by the op's arguments, and works it out where they are others."""
+    text = f"""
+        op {MM.replace("aten::mm", name)} | -  -  ------------
+        launch                           | a  b             c
+        s7 k                             |  a  bb            cc
+    """
+    assert stalled(text) == 0
+    assert stalled(text.replace(name, "PythonMethod")) == 11
+
+
 def test_a_host_that_computes_itself_does_not_stall() -> None:
     assert stalled(f"""
         op {MM.replace("mm", "linear")} | - - ------------

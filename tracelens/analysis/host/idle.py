@@ -74,6 +74,9 @@ _WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
 _COLLECTIVE = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
 _LOADING = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__")
 _COPY = re.compile(r"^aten::copy_$")
+# Python of a class or mode that takes ops over, such as DTensor's: what it has kept for one op's arguments it
+# has to work out for another's.
+_IN_PYTHON = re.compile(r"^Python(?:Subclass|DispatchMode)$")
 _FOREVER = 1 << 62
 
 _HOST = Column("host", "category", doc="the call, op, annotation or Python frame that the host was in")
@@ -722,9 +725,10 @@ def long_ops(trace: Trace) -> LongOps:
     """The ops that may have stalled, see STALLED_NS.
 
     Not among them are ops that the driver or the profiler held up, calls of collectives, which may wait for
-    other ranks, a first call that launches, since it may load kernels, and copies within host memory, which
-    wait for pages and worker threads. An op whose arguments are not recorded may have had more to do, unless
-    all it does is launch. A host that computes itself shares its cores with its own threads.
+    other ranks, a first call that launches, since it may load kernels, copies within host memory, which wait
+    for pages and worker threads, and Python that takes ops over, whose like do other work. An op whose
+    arguments are not recorded may have had more to do, unless all it does is launch. A host that computes
+    itself shares its cores with its own threads.
     """
     events = trace.arrays
     if trace.work.cpu_only:
@@ -745,6 +749,7 @@ def long_ops(trace: Trace) -> LongOps:
     launches[events.parent[inner[events.where("launch")[inner]]]] = True
     launching = launches[rows]
     is_kept = launching | ~matching(events.names, _COPY)[events.name[rows]]
+    is_kept &= ~matching(events.names, _IN_PYTHON)[events.name[rows]]
     rows, launching = rows[is_kept], launching[is_kept]
     if not len(rows):
         return LongOps(rows, rows)

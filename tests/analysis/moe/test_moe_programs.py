@@ -260,10 +260,23 @@ def test_experts_right_before_attention(shared: Any, loop: bool) -> None:
     assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
 
 
-def test_all_experts_in_one_batch_of_products() -> None:
+@pytest.mark.parametrize("repeats", [False, True], ids=["sorted", "repeated"])
+def test_all_experts_in_one_batch_of_products(repeats: bool) -> None:
     """GPT-OSS and Llama 4: every expert computes every token, or room for as many."""
 
     class Batched(Recorder):
+        def permute(self) -> None:
+            if not repeats:
+                super().permute()
+                return
+            with self.part("permute"):
+                self.op("aten::repeat", "elementwise_kernel_copy", grad="RepeatBackward0")
+                self.op("aten::mul", "elementwise_kernel_mul", grad="MulBackward0")
+
+        def unpermute(self) -> None:
+            if not repeats:
+                super().unpermute()
+
         def compute(self, rows: Any) -> None:
             self.stage = "experts"
             for depth, columns in ((HIDDEN, 64), (32, HIDDEN)):

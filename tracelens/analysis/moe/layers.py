@@ -61,7 +61,7 @@ _OPS = (
     (
         PERMUTE,
         r"aten::(?:sort|argsort|nonzero|masked_select|index|index_select|_?index_put_?(?:_?impl_)?|index_add_?"
-        r"|index_copy_?|cat|repeat_interleave|scatter_add_?|searchsorted|take_along_dim)"
+        r"|index_copy_?|cat|repeat|repeat_interleave|scatter_add_?|searchsorted|take_along_dim)"
         r"|.*(?:permute|sort_?chunks|moe_?sort|align_?block).*",
     ),
     (ROUTE, r"aten::(?:scatter_?|gather|one_hot|histc|bincount|cumsum)"),
@@ -506,9 +506,10 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
         elif len(between):
             experts = _of_one_size(between, op, low, sizes)
         else:
-            # What follows the last movement is shared.
+            # What follows the last movement is shared, unless tokens are moved to the experts only.
             moved = np.flatnonzero(kind == PERMUTE)
-            experts = _of_one_size(gemms[gemms < moved[-1]] if len(moved) else gemms, op, low, sizes)
+            before = gemms[gemms < moved[-1]] if len(moved) else gemms
+            experts = _of_one_size(before if len(before) else gemms, op, low, sizes)
     stage = np.full(high - low, -1, dtype=np.int64)
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
     is_gemm = GEMMS[kind]

@@ -566,7 +566,8 @@ class _LoopReader:
         "busiest rank / mean, worst layer": "rows for the busiest rank's experts / mean over ranks",
         "waiting for slower experts per step": "from the end of its own experts to that of the slowest",
     },
-    threshold=f"{EVEN:.0%} of the mean on the busiest rank of a layer",
+    threshold=f"{EVEN:.0%} of the mean on the busiest rank of a layer; where rows are not recorded, "
+    f"{EVEN_TIME:.0%} of the experts' mean time",
     limits="Needs all ranks of the expert-parallel group.",
     remedy="Balance the routing: auxiliary loss or bias-corrected router, expert placement by load, replicas "
     "of busy experts, or a capacity limit.",

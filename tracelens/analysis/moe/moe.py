@@ -267,8 +267,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         rank, and of a single GPU.
 
     Limits:
-        Tokens by expert are unknown where grouped GEMMs read their sizes from GPU memory. A loop over experts
-        records sizes, but only a split of the rows in front of it tells whose they are.
+        Tokens by expert are unknown where grouped GEMMs read their sizes from GPU memory, and those of a rank
+        where it leaves out the rows of other ranks' experts. A loop over experts records sizes, but only a
+        split of the rows in front of it tells whose they are.
 
     Args:
         ranks: from `rank_passes`.

@@ -269,8 +269,11 @@ def test_all_experts_in_one_batch_of_products(repeats: bool) -> None:
             if not repeats:
                 super().permute()
                 return
+            with self.part("router"):  # numbers, not tokens
+                self.op("aten::repeat", "elementwise_kernel_copy", shapes=[[8], []])
             with self.part("permute"):
-                self.op("aten::repeat", "elementwise_kernel_copy", grad="RepeatBackward0")
+                shapes = [[8, HIDDEN], []]
+                self.op("aten::repeat", "elementwise_kernel_copy", grad="RepeatBackward0", shapes=shapes)
                 self.op("aten::mul", "elementwise_kernel_mul", grad="MulBackward0")
 
         def unpermute(self) -> None:

@@ -17,6 +17,7 @@ from tracelens.table import nearest
 from tracelens.trace import (
     WORK_KINDS,
     Trace,
+    argument_lists,
     argument_texts,
     collectives,
     forward_ops,
@@ -61,7 +62,7 @@ _OPS = (
     (
         PERMUTE,
         r"aten::(?:sort|argsort|nonzero|masked_select|index|index_select|_?index_put_?(?:_?impl_)?|index_add_?"
-        r"|index_copy_?|cat|repeat|repeat_interleave|scatter_add_?|searchsorted|take_along_dim)"
+        r"|index_copy_?|cat|repeat_interleave|scatter_add_?|searchsorted|take_along_dim)"
         r"|.*(?:permute|sort_?chunks|moe_?sort|align_?block).*",
     ),
     (ROUTE, r"aten::(?:scatter_?|gather|one_hot|histc|bincount|cumsum)"),
@@ -110,10 +111,26 @@ def kinds(trace: Trace) -> Int:
     for event in (op, above):
         by_op = by_name[lookup(events.name, event, len(events.names))]
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
+        kind[lookup(_repeats_rows(trace), event, False)] = PERMUTE
     leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
     return kind
+
+
+def _repeats_rows(trace: Trace) -> Bool:
+    """Which events repeat rows, as Llama 4's layers do with all tokens for all experts, and no numbers."""
+    ops = trace.tables["ops"]
+    event, shapes = ops.array("event_id"), ops.coded("shapes")
+    repeats = trace.arrays.named("aten::repeat".__eq__)[event]
+    is_matrix = [
+        code
+        for code in unique(shapes.codes[repeats]).tolist()
+        if (tensors := argument_lists(shapes.values[code])) and len(tensors[0]) > 1
+    ]
+    result = np.zeros(len(trace.arrays.start), dtype=bool)
+    result[event[repeats & np.isin(shapes.codes, is_matrix)]] = True
+    return result
 
 
 # What makes a layer an MoE layer begins or ends with one of these; what merely separates is none.

@@ -108,10 +108,11 @@ def kinds(trace: Trace) -> Int:
             by_name[code] = _OPS[(match.lastindex or 0) - 1][0]
     op = work.op
     above = lookup(events.parent, op, -1)
+    repeats = _repeats_rows(trace)
     for event in (op, above):
         by_op = by_name[lookup(events.name, event, len(events.names))]
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
-        kind[lookup(_repeats_rows(trace), event, False)] = PERMUTE
+        kind[lookup(repeats, event, False)] = PERMUTE
     leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM

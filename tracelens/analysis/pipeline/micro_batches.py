@@ -1,7 +1,8 @@
 """Forward and backward of each micro-batch on one rank of a pipeline: the part that travels.
 
 They are read from scopes that name them, else from the autograd graph (which backward ran when on the host,
-and which forward made its nodes), else from the messages between the stages.
+and which forward made its nodes), else from the messages between the stages. The graph also tells whether
+sends and receives that nothing names are a pipeline's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, forward_ops, gpu_work, steps_of, union
 
@@ -67,6 +68,16 @@ class Passes(NamedTuple):
     other: Union  # when other GPU work ran that is in no span
     messages: list[StageMessage]  # to and from other stages, in the order in which the host asked for them
     steps: list[StepWindow]  # windows of the steps
+    # Where nothing but its passes says that it is part of a pipeline; `pipeline_ranks` is empty then.
+    neighbors: Neighbors | None = None
+
+
+class Neighbors(NamedTuple):
+    """The ranks with which one rank of a pipeline exchanges activations and their gradients."""
+
+    previous: int  # its first input comes from there; -1 for the rank with the first stage
+    following: int  # its first output goes there; -1 for the rank with the last stage
+    alone: bool  # whether there are no ranks but this one and its neighbor
 
 
 _NODE = "autograd::engine::evaluate_function"
@@ -83,6 +94,7 @@ class Graph(NamedTuple):
     backward: Int  # cell of each backward, in order of time
     forward: Int  # cell of its forward
     made: Int  # when the first op began that made one of its nodes, ns
+    share: Float  # of its nodes, those that were made there; the others behind a message or another pass
 
 
 # Numbers become sizes of tables: no model has ten thousand stages.
@@ -129,6 +141,9 @@ _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
 # Groups whose collectives run beside the backward of whatever micro-batch is the last one.
 _GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
 _SHAPES = "Long"  # messages of this type tell the shape of the one that follows
+_MADE_TOGETHER = 0.75
+"""Share of a graph's nodes made between two messages from which they are a forward's; the last stage may
+scale its loss behind a message. Rings and exchanges of tokens send in the middle of each layer."""
 
 
 class Messages(NamedTuple):
@@ -140,6 +155,7 @@ class Messages(NamedTuple):
     is_data: Bool  # no message of shapes
     peer: Int  # the rank at the other end, -1 where it is not recorded
     group_ranks: tuple[int, ...]  # the ranks of the pipeline, empty where the trace does not say
+    neighbors: Neighbors | None = None  # where nothing but the passes says that there is a pipeline
 
 
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
@@ -159,7 +175,7 @@ def all_passes(trace: Trace) -> Passes:
 
 def _passes(trace: Trace, work: Work) -> Passes:
     scopes = pipeline_scopes(trace)
-    messages = stage_messages(trace, unnamed=scopes.usable)
+    messages = stage_messages(trace)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
         return Passes(
@@ -176,11 +192,8 @@ def _passes(trace: Trace, work: Work) -> Passes:
     host = lookup(trace.arrays.start, work.host_call, -1)
     counted = (work.host_call >= 0) & ~is_p2p & ~gradient_sync(trace, work)
     backward = lookup(in_autograd(trace), work.host_call, False)
-    # Begins and ends of step marks and optimizer steps, between which the passes of a step lie.
     events = trace.arrays
-    marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
-    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
-    ends = np.union1d(events.start[rows], events.end[rows])
+    ends = _step_ends(trace)
     cuts = np.union1d(messages.time, ends)
     graph = None if scopes.usable else autograd_graph(trace, cuts)
     if scopes.usable:
@@ -267,7 +280,16 @@ def _passes(trace: Trace, work: Work) -> Passes:
         other=union(outside.start, outside.end),
         messages=[StageMessage(*message) for message in parts],
         steps=steps,
+        neighbors=messages.neighbors,
     )
+
+
+def _step_ends(trace: Trace) -> Int:
+    """Begins and ends of step marks and optimizer steps, between which the passes of a step lie."""
+    events = trace.arrays
+    marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
+    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
+    return np.union1d(events.start[rows], events.end[rows])
 
 
 def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
@@ -373,7 +395,9 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
     inside = is_made & (cell == forward[number])
     first_made = np.full(len(start), np.iinfo(np.int64).max)
     np.minimum.at(first_made, number[inside], made[inside])
-    return Graph(borders, np.searchsorted(borders, start, side="right"), forward, first_made)
+    nodes, nodes_inside = (np.bincount(number[rows], minlength=len(start)) for rows in (is_made, inside))
+    share = nodes_inside / np.maximum(nodes, 1)
+    return Graph(borders, np.searchsorted(borders, start, side="right"), forward, first_made, share)
 
 
 def _most_frequent(group: Int, values: Int, count: int) -> Int:
@@ -417,26 +441,34 @@ def pipeline_scopes(trace: Trace) -> Scopes:
     )
 
 
-def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
+def stage_messages(trace: Trace, *, unnamed: bool | None = None) -> Messages:
     """Of groups that are named a pipeline, and of the group of all ranks beside them.
 
     With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
     Experts and attention over several ranks send and receive as well, in groups of their own, so where no
-    group is named a pipeline, something else (`unnamed`) has to say that there is one.
+    group is named a pipeline, something else has to say that there is one: `unnamed`, by default names of
+    scopes, or passes that exchange their inputs and outputs (`exchange`).
     """
     table = trace.tables["collectives"]
     rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
     names = table.texts("group_description", rows)
     named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
     nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
+    if unnamed is None:
+        unnamed = pipeline_scopes(trace).usable
+        if len(rows) and not unnamed and not named.any() and (found := trace.once(exchange)):
+            return _messages(trace, found.rows, (), found.neighbors)
     lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
     group_ranks = next((tuple(ranks) for ranks in lists if ranks), ())
-    rows = rows[named | (nameless & (named.any() or unnamed))]
-    # When the host asked for each message: of records that only the kernel bears, when it was launched.
-    record = table.array("event_id")[rows]
-    work = trace.work
-    call = lookup(work.host_call, lookup(trace.arrays.places(work.event), record, -1), -1)
-    time = trace.arrays.start[np.where(call >= 0, call, record)]
+    return _messages(trace, rows[named | (nameless & (named.any() or unnamed))], group_ranks)
+
+
+def _messages(
+    trace: Trace, rows: Int, group_ranks: tuple[int, ...], neighbors: Neighbors | None = None
+) -> Messages:
+    """The sends and receives in some rows of the table of collectives."""
+    table = trace.tables["collectives"]
+    time = trace.arrays.start[_calls(trace, rows)]
     if trace.window is not None:
         inside = (time >= trace.window.host_start) & (time < trace.window.host_end)
         rows, time = rows[inside], time[inside]
@@ -451,7 +483,86 @@ def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
         np.array([dtype != _SHAPES for dtype in table.texts("dtype", rows)], dtype=bool),
         peer,
         group_ranks,
+        neighbors,
     )
+
+
+def _calls(trace: Trace, rows: Int) -> Int:
+    """Event rows by which the host asked for messages: of records that only the kernel bears its launch."""
+    record = trace.tables["collectives"].array("event_id")[rows]
+    work = trace.work
+    call = lookup(work.host_call, lookup(trace.arrays.places(work.event), record, -1), -1)
+    return np.where(call >= 0, call, record)
+
+
+class Exchange(NamedTuple):
+    """Sends and receives that carry what passes of micro-batches need and make."""
+
+    rows: Int  # of the table of collectives
+    neighbors: Neighbors
+
+
+def exchange(trace: Trace) -> Exchange | None:
+    """Sends and receives of a pipeline that nothing names, of all groups or else of one; with `trace.once`."""
+    table = trace.tables["collectives"]
+    rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
+    groups = np.array(table.texts("group", rows))
+    distinct = dict.fromkeys(groups.tolist())
+    choices = [rows, *(rows[groups == group] for group in distinct if len(distinct) > 1)]
+    found = ((choice, _neighbors(trace, choice)) for choice in choices)
+    return next((Exchange(choice, neighbors) for choice, neighbors in found if neighbors), None)
+
+
+def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
+    """Who is at the other end of sends and receives; None where they are not between stages of a pipeline.
+
+    A stage gets something for each backward, an input of its forward or its gradient, and sends something of
+    each forward, its output or the gradient of its input. It does so between the passes. Attention in a ring
+    and exchanges of tokens send within them, gradients that go round a ring follow all backwards.
+    """
+    calls = _calls(trace, rows)
+    if lookup(in_autograd(trace), calls, False).any():
+        return None
+    messages = _messages(trace, rows, (trace.meta.rank, 1 - trace.meta.rank) if _is_pair(trace) else ())
+    if (messages.peer < 0).any():
+        return None
+    ends = _step_ends(trace)
+    graph = autograd_graph(trace, np.union1d(messages.time, ends))
+    if graph is None or graph.share[graph.forward >= 0].min(initial=1) < _MADE_TOGETHER:
+        return None
+    data = messages.is_data
+    time, is_send, peer = messages.time[data], messages.is_send[data], messages.peer[data]
+    step_of_message, begin = _step_at(time, ends), graph.borders[graph.backward - 1]
+    step_of_backward = _step_at(begin, ends)
+    neighbors = set()
+    for step in unique(step_of_message).tolist():
+        of_step = step_of_backward == step
+        forward, first = np.unique(graph.forward[of_step], return_index=True)
+        # A step of which a part is not recorded has backwards without forwards.
+        if not len(forward) or forward[0] < 0:
+            continue
+        asked, sent, peers = (values[step_of_message == step] for values in (time, is_send, peer))
+        backward = np.sort(begin[of_step][first])
+        received, sends = asked[~sent], asked[sent]
+        order = np.arange(1, len(forward) + 1)
+        inputs = np.searchsorted(received, backward, side="right")
+        outputs = len(sends) - np.searchsorted(sends, graph.borders[forward - 1])
+        if (inputs < order).any() or (outputs < order[::-1]).any():
+            return None
+        fed = received[0] <= graph.borders[forward[0] - 1]
+        feeds = sends[0] < backward[0]
+        neighbors.add(
+            Neighbors(
+                previous=int(peers[~sent][0]) if fed else -1,
+                following=int(peers[sent][0]) if feeds else -1,
+                alone=_is_pair(trace),
+            )
+        )
+    return neighbors.pop() if len(neighbors) == 1 else None
+
+
+def _is_pair(trace: Trace) -> bool:
+    return trace.meta.world_size == 2 and trace.meta.rank in (0, 1)
 
 
 def gradient_sync(trace: Trace, work: Work) -> Bool:

@@ -186,8 +186,9 @@ def pipelines(
     Ranks with spans that cannot be placed get a skip.
     """
     groups: dict[tuple[int, ...], list[Passes]] = {}
+    in_chain = _chains(ranks)
     for rank in (rank for rank in ranks if rank.spans):
-        ranks_of_pipeline = tuple(dict.fromkeys(rank.pipeline_ranks))
+        ranks_of_pipeline = tuple(dict.fromkeys(in_chain.get(rank.rank, rank.pipeline_ranks)))
         if rank.rank in ranks_of_pipeline:
             groups.setdefault(ranks_of_pipeline, []).append(rank)
         elif all(span.virtual >= 0 for span in rank.spans):
@@ -210,6 +211,33 @@ def pipelines(
             stage_of = {rank: numbers[0] % stages for rank, numbers in virtual_of.items()}
         placed.append((stages, [Stage(rank, stage_of[rank.rank], shift[rank.rank]) for rank in ranks_there]))
     return placed
+
+
+def _chains(ranks: Sequence[Passes]) -> dict[int, tuple[int, ...]]:
+    """The ranks of the pipeline of each rank that only its neighbors place, in the order of the stages.
+
+    From the rank without a previous one on, each takes the outputs of the one before, to one that has no
+    following rank, or one behind which the next chunk of the model begins. Where a rank of these is not in
+    the run, the number of stages is not known, unless no other ranks exist.
+    """
+    neighbors = {rank.rank: rank.neighbors for rank in ranks if rank.neighbors}
+    in_run = {rank.rank for rank in ranks}
+    chains: dict[int, tuple[int, ...]] = {}
+    for first, (previous, following, alone) in neighbors.items():
+        chain = [first]
+        other = following if previous < 0 else previous
+        if alone and other not in in_run:
+            chains[first] = (first, other) if previous < 0 else (other, first)
+        if previous >= 0:
+            continue
+        while following in neighbors and following not in chain:
+            if neighbors[following].previous != chain[-1]:
+                break
+            chain.append(following)
+            following = neighbors[following].following
+        if len(chain) > 1 and (following < 0 or following in chain):
+            chains |= dict.fromkeys(chain, tuple(chain))
+    return chains
 
 
 def absent(stages: int, present: Sequence[Stage]) -> list[Skip]:
@@ -293,7 +321,7 @@ def model_chunks(trace: Trace) -> list[int]:
     rank = trace.once(all_passes)
     if not rank.staged:
         return [0]
-    if rank.rank not in rank.pipeline_ranks and any(span.virtual < 0 for span in rank.spans):
+    if rank.rank not in _ranks_alone(rank) and any(span.virtual < 0 for span in rank.spans):
         return []
     return sorted({span.virtual for line in trace.once(_lines_alone) for span in line.lanes[0].spans})
 
@@ -301,7 +329,9 @@ def model_chunks(trace: Trace) -> list[int]:
 def _lines_alone(trace: Trace) -> list[Numbered]:
     """A rank's part of its pipeline in each step; none where any of them cannot be numbered for sure."""
     rank = trace.once(all_passes)
-    ranks = list(dict.fromkeys(rank.pipeline_ranks))
+    ranks = _ranks_alone(rank)
+    if rank.neighbors and not ranks:
+        return []
     stage = Stage(rank, ranks.index(rank.rank), 0) if rank.rank in ranks else Stage(rank, 0, 0)
     lines = []
     for label in dict.fromkeys(span.step for span in rank.spans):
@@ -310,6 +340,11 @@ def _lines_alone(trace: Trace) -> list[Numbered]:
             return []
         lines.append(line)
     return lines
+
+
+def _ranks_alone(rank: Passes) -> list[int]:
+    """The ranks of its pipeline, as far as the rank itself tells."""
+    return list(dict.fromkeys(_chains([rank]).get(rank.rank, rank.pipeline_ranks)))
 
 
 def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass]] | str:

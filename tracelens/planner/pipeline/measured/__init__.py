@@ -22,7 +22,6 @@ from tracelens.analysis.pipeline import (
     lane_of,
     numbered,
     passes,
-    pipeline_scopes,
     pipelines,
     stage_messages,
     window_of,
@@ -320,7 +319,7 @@ def exposed(trace: Trace, spans: Sequence[MicrobatchPass]) -> tuple[float, float
     """Exposed communication as a share of a rank's forwards and of its backwards."""
     work = gpu_work(trace)
     # Messages between stages wait for the other stage, beside computation of this one.
-    messages = stage_messages(trace, unnamed=pipeline_scopes(trace).usable)
+    messages = stage_messages(trace)
     work = work.take(~np.isin(work.event, messages.kernel))
     start, end = (
         np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")

@@ -20,7 +20,7 @@ from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph, of_calls, scale_pace
 
 SLOW_HOST = 1.1
-"""Host time of equal ops against the other ranks' from which a slow stage's host is called slower."""
+"""Host time of equal ops against the other ranks' from which a stage's host counts as slow."""
 
 EVEN_STAGES = 1.005
 """Slowest stage / mean of its pipeline up to which all have equal work: a smaller gain is not
@@ -165,7 +165,8 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
         "idle inside the slowest stage's passes": "its GPU's, per step, beyond that of this stage",
         **_MEASURES,
     },
-    threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle",
+    threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle, and its host is not "
+    "known to be as fast as the others'",
     limits="No scenario models it: one stage's host at the pace of the others.",
     remedy="Compare the host of the slow stage with the others': `tracelens analyze idle` shows what it does "
     "while its GPU idles. Bind each process to cores of its GPU's NUMA node (numactl), and look for other "
@@ -177,8 +178,12 @@ def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
     if isinstance(ranks, str):
         return ranks
     most, stages = _behind(results, ranks)
+    slower = _host_ratio(results, most)
+    if slower and slower.ratio < SLOW_HOST:
+        # The host of the last stage is the last to launch, those of the others run ahead while GPUs wait.
+        return "the slowest stage's host is as fast as the others' for equal ops"
+    host = f"; its host takes {slower.text}" if slower else ""
     detections = {}
-    host = _host(results, most)
     for rank, behind in stages.items():
         saving = min(behind.waits_ns, behind.more_idle_ns)
         if saving <= 0 or behind.more_idle_ns < behind.more_work_ns:
@@ -319,21 +324,31 @@ def _behind(results: Mapping[str, Result], ranks: Sequence[int]) -> tuple[int, M
     return most, found
 
 
-def _host(results: Mapping[str, Result], stage: int) -> str:
-    """How long the host of a stage takes for equal ops, where that is longer than on other ranks."""
+class _HostRatio(NamedTuple):
+    """Host time of a stage for equal ops against the other ranks'."""
+
+    ratio: float
+    names: int  # of ops
+
+    @property
+    def text(self) -> str:
+        return f"{self.ratio:.2f} times as long as the others' for equal ops ({self.names} names)"
+
+
+def _host_ratio(results: Mapping[str, Result], stage: int) -> _HostRatio | None:
+    """Of the slowest rank of a stage; None where no rank ran equal ops."""
     bubble, equal = results["pipeline"].data["bubble"], results["stragglers"].data.get("equal")
     if equal is None:
-        return ""
+        return None
     rows = np.flatnonzero(
         np.isin(equal.array("rank"), bubble.array("rank")[bubble.array("stage") == stage])
         & (equal.array("host_ops") > 0)
     )
     ratios = equal.array("host_ratio")[rows]
-    if not len(rows) or ratios.max() < SLOW_HOST:
-        return ""
-    row = rows[int(np.argmax(ratios))]
-    names = int(equal.array("host_ops")[row])
-    return f"; its host takes {ratios.max():.2f} times as long as the others' for equal ops ({names} names)"
+    if not len(rows):
+        return None
+    row = int(np.argmax(ratios))
+    return _HostRatio(float(ratios[row]), int(equal.array("host_ops")[rows[row]]))
 
 
 class PipelinePasses(NamedTuple):

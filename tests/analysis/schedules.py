@@ -21,6 +21,7 @@ from tracelens.trace import Run, Trace, make_run
 Event = dict[str, Any]
 _OPS = 3
 """That make nodes in a forward."""
+_RING = (("send", 1), ("recv", -1))
 _RUN = re.compile(r"([0-9a-z~=])\1*")
 
 
@@ -41,6 +42,8 @@ class Style(NamedTuple):
         messages: whether sends and receives are.
         p2p: "" for messages beside the passes that make and need them; "overlap" for receives that are asked
             for before the pass before; "batch" for sends that wait for the backward behind a forward.
+        ring: kinds of passes that also send and receive, as attention over several ranks does: forwards
+            between their ops, backwards inside a node.
         peers: whether messages say who is at the other end.
         scaled: whether the host scales the loss when its backward begins, behind the messages.
         ranks: those of the pipeline's group, as text; "" for 0, 1, ...
@@ -51,6 +54,7 @@ class Style(NamedTuple):
         steps: (name, start, end) of annotations.
         shift_ns: added to all times.
         description: of the pipeline's group.
+        world_size: ranks of the job, 0 where the trace does not say.
         world: whether gradients go through the group of all eight ranks.
         slow_host: ranks whose host launches a forward in two halves, so that the GPU idles half of it.
     """
@@ -66,7 +70,9 @@ class Style(NamedTuple):
     steps: Sequence[tuple[str, float, float]] = ()
     shift_ns: int = 0
     description: str = "PIPELINE_MODEL_PARALLEL_GROUP"
+    world_size: int = 0
     world: bool = False
+    ring: str = ""
     slow_host: Sequence[int] = ()
 
 
@@ -113,6 +119,8 @@ def stage(
         alone: list[Sequence[Piece]] = [[] for _ in range(size)]
         alone[rank] = drawn
         mail = messages_of(alone, chunks, look.p2p)[rank]
+    if look.world_size:
+        header["distributedInfo"] = {"rank": rank, "world_size": look.world_size}
     return read(_events(drawn, rank, size, chunks, look, mail or ()), rank=rank, **header)
 
 
@@ -190,6 +198,10 @@ def _events(
                 name = style.scopes.format(stage=virtual, **piece._asdict())
                 yield _host("user_annotation", name, start - 0.2, start)
             yield from _ops(piece, start, style, graph, scaled=style.scaled and virtual == last)
+            for collective, step in _RING if piece.kind in style.ring else ():
+                args = {f"{'Dst' if collective == 'send' else 'Src'} Rank": (rank + step) % size}
+                tid = 1 if piece.kind == "F" else 2
+                yield _record(collective, start - 0.1145, group, style.description, tid, 0.003, **args)
             kernel, stream = f"gemm_{piece.kind}", 7
         elif piece.kind == "D":
             kernel, stream = "gemm_weights", 7
@@ -268,12 +280,14 @@ def _ops(piece: Piece, start: float, style: Style, graph: _Graph, scaled: bool) 
         yield _host("cpu_op", "MmBackward0", begin + 0.001, end - 0.001, 2, **args)
 
 
-def _record(collective: str, start: float, group: str, description: str, tid: int = 1, **args: Any) -> Event:
+def _record(
+    collective: str, start: float, group: str, description: str, tid: int = 1, dur: float = 0.05, **args: Any
+) -> Event:
     return _host(
         "cpu_op",
         "record_param_comms",
         start,
-        start + 0.05,
+        start + dur,
         tid,
         **{
             "Collective name": collective,

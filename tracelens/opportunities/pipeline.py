@@ -165,8 +165,8 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
         "idle inside the slowest stage's passes": "its GPU's, per step, beyond that of this stage",
         **_MEASURES,
     },
-    threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle, and its host is not "
-    "known to be as fast as the others'",
+    threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle, and its host is "
+    "not known to be as fast as the others'",
     limits="No scenario models it: one stage's host at the pace of the others.",
     remedy="Compare the host of the slow stage with the others': `tracelens analyze idle` shows what it does "
     "while its GPU idles. Bind each process to cores of its GPU's NUMA node (numactl), and look for other "

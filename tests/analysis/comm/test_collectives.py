@@ -196,6 +196,7 @@ def test_a_batch_of_sends_and_receives_has_one_kernel() -> None:
         (6000, 3000, 3000),
         (3000, 3000, 0),
     ]
+    assert result["ranks"]["others_wait_ns"].tolist() == [0, 3000]
 
 
 def test_peers_in_larger_groups_are_not_known() -> None:

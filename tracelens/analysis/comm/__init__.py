@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         align_run,
         match_collectives,
         match_messages,
+        waits_caused,
     )
     from tracelens.analysis.comm.collectives import (
         HostKernels,
@@ -62,6 +63,7 @@ __all__ = [
     "rank_communication",
     "regathers",
     "spans_of",
+    "waits_caused",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -69,7 +71,7 @@ __getattr__, __dir__ = lazy(
     {
         "analysis.comm.aligned": (
             "SEND_RECV AlignedRun MatchedCollective Participant align align_run match_collectives "
-            "match_messages"
+            "match_messages waits_caused"
         ),
         "analysis.comm.collectives": "HostKernels HostSpans fit host_spans spans_of",
         "analysis.comm.overlap": "NOT_RECORDED communication_labels",

@@ -186,6 +186,24 @@ class MatchedCollective(NamedTuple):
         }
 
 
+def waits_caused(collectives: Sequence[MatchedCollective]) -> list[int]:
+    """What all ranks waited for the last one of each collective, ns.
+
+    A kernel of several sends and receives waits once: for the message that takes longest, the first of a tie.
+    """
+    longest: dict[tuple[int, int], tuple[int, int]] = {}  # rank and kernel to wait and its collective
+    for number, collective in enumerate(collectives):
+        wait_ns = collective.wait_ns
+        for participant in collective.participants:
+            key = participant.rank, participant.record.kernel
+            if key not in longest or wait_ns[participant.rank] > longest[key][0]:
+                longest[key] = wait_ns[participant.rank], number
+    caused = [0] * len(collectives)
+    for wait, number in longest.values():
+        caused[number] += wait
+    return caused
+
+
 class Clock(NamedTuple):
     """The clock of one rank."""
 

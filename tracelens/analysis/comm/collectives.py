@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm.aligned import AlignedRun, MatchedCollective, Participant
+from tracelens.analysis.comm.aligned import AlignedRun, MatchedCollective, Participant, waits_caused
 from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
 from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.devices import bus_factor
@@ -349,10 +349,10 @@ def rank_rows(
     sync_ns: dict[tuple[int, int], int] = {}  # of each rank and kernel with a matched collective
     last: Counter[int] = Counter()  # rank to number of collectives at which it arrived last
     caused: Counter[int] = Counter()  # rank to what the others waited for it there, ns
-    for collective in collectives:
+    for collective, wait_ns in zip(collectives, waits_caused(collectives), strict=True):
         latest, wait = collective.last.rank, collective.wait_ns
         last[latest] += 1
-        caused[latest] += sum(wait.values())
+        caused[latest] += wait_ns
         for participant in collective.participants:
             key = (participant.rank, participant.record.kernel)
             sync_ns[key] = max(sync_ns.get(key, 0), wait[participant.rank])

@@ -447,7 +447,7 @@ def stage_messages(trace: Trace, *, unnamed: bool | None = None) -> Messages:
     With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
     Experts and attention over several ranks send and receive as well, in groups of their own, so where no
     group is named a pipeline, something else has to say that there is one: `unnamed`, by default names of
-    scopes, or passes that exchange their inputs and outputs (`exchange`).
+    scopes, or passes that exchange their inputs and outputs (`unnamed_messages`).
     """
     table = trace.tables["collectives"]
     rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
@@ -456,7 +456,7 @@ def stage_messages(trace: Trace, *, unnamed: bool | None = None) -> Messages:
     nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
     if unnamed is None:
         unnamed = pipeline_scopes(trace).usable
-        if len(rows) and not unnamed and not named.any() and (found := trace.once(exchange)):
+        if len(rows) and not unnamed and not named.any() and (found := trace.once(unnamed_messages)):
             return _messages(trace, found.rows, (), found.neighbors)
     lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
     group_ranks = next((tuple(ranks) for ranks in lists if ranks), ())
@@ -477,13 +477,13 @@ def _messages(
     if len(group_ranks) == 2 and trace.meta.rank in group_ranks:
         peer = np.where(peer < 0, sum(group_ranks) - trace.meta.rank, peer)
     return Messages(
-        time,
-        table.array("kernel_id")[rows],
-        np.array([kind == "send" for kind in table.texts("collective", rows)], dtype=bool),
-        np.array([dtype != _SHAPES for dtype in table.texts("dtype", rows)], dtype=bool),
-        peer,
-        group_ranks,
-        neighbors,
+        time=time,
+        kernel=table.array("kernel_id")[rows],
+        is_send=np.array([kind == "send" for kind in table.texts("collective", rows)], dtype=bool),
+        is_data=np.array([dtype != _SHAPES for dtype in table.texts("dtype", rows)], dtype=bool),
+        peer=peer,
+        group_ranks=group_ranks,
+        neighbors=neighbors,
     )
 
 
@@ -495,22 +495,22 @@ def _calls(trace: Trace, rows: Int) -> Int:
     return np.where(call >= 0, call, record)
 
 
-class Exchange(NamedTuple):
+class UnnamedMessages(NamedTuple):
     """Sends and receives that carry what passes of micro-batches need and make."""
 
     rows: Int  # of the table of collectives
     neighbors: Neighbors
 
 
-def exchange(trace: Trace) -> Exchange | None:
-    """Sends and receives of a pipeline that nothing names, of all groups or else of one; with `trace.once`."""
+def unnamed_messages(trace: Trace) -> UnnamedMessages | None:
+    """Sends and receives of a pipeline without a name, of all groups or else of one; with `trace.once`."""
     table = trace.tables["collectives"]
     rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
     groups = np.array(table.texts("group", rows))
     distinct = dict.fromkeys(groups.tolist())
     choices = [rows, *(rows[groups == group] for group in distinct if len(distinct) > 1)]
     found = ((choice, _neighbors(trace, choice)) for choice in choices)
-    return next((Exchange(choice, neighbors) for choice, neighbors in found if neighbors), None)
+    return next((UnnamedMessages(choice, neighbors) for choice, neighbors in found if neighbors), None)
 
 
 def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
@@ -532,8 +532,9 @@ def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
         return None
     data = messages.is_data
     time, is_send, peer = messages.time[data], messages.is_send[data], messages.peer[data]
-    step_of_message, begin = _step_at(time, ends), graph.borders[graph.backward - 1]
-    step_of_backward = _step_at(begin, ends)
+    cell_begin = np.append(np.iinfo(np.int64).min, graph.borders)
+    begin = cell_begin[graph.backward]
+    step_of_message, step_of_backward = _step_at(time, ends), _step_at(begin, ends)
     neighbors = set()
     for step in unique(step_of_message).tolist():
         of_step = step_of_backward == step
@@ -546,10 +547,10 @@ def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
         received, sends = asked[~sent], asked[sent]
         order = np.arange(1, len(forward) + 1)
         inputs = np.searchsorted(received, backward, side="right")
-        outputs = len(sends) - np.searchsorted(sends, graph.borders[forward - 1])
+        outputs = len(sends) - np.searchsorted(sends, cell_begin[forward])
         if (inputs < order).any() or (outputs < order[::-1]).any():
             return None
-        fed = received[0] <= graph.borders[forward[0] - 1]
+        fed = received[0] <= cell_begin[forward[0]]
         feeds = sends[0] < backward[0]
         neighbors.add(
             Neighbors(

@@ -223,19 +223,17 @@ def _chains(ranks: Sequence[Passes]) -> dict[int, tuple[int, ...]]:
     neighbors = {rank.rank: rank.neighbors for rank in ranks if rank.neighbors}
     in_run = {rank.rank for rank in ranks}
     chains: dict[int, tuple[int, ...]] = {}
-    for first, (previous, following, alone) in neighbors.items():
-        chain = [first]
-        other = following if previous < 0 else previous
-        if alone and other not in in_run:
-            chains[first] = (first, other) if previous < 0 else (other, first)
-        if previous >= 0:
+    for rank, own in neighbors.items():
+        other = own.following if own.previous < 0 else own.previous
+        if own.alone and other not in in_run:
+            chains[rank] = (rank, other) if own.previous < 0 else (other, rank)
+        if own.previous >= 0:
             continue
-        while following in neighbors and following not in chain:
-            if neighbors[following].previous != chain[-1]:
-                break
-            chain.append(following)
-            following = neighbors[following].following
-        if len(chain) > 1 and (following < 0 or following in chain):
+        chain, reached = [rank], own.following
+        while reached in neighbors and reached not in chain and neighbors[reached].previous == chain[-1]:
+            chain.append(reached)
+            reached = neighbors[reached].following
+        if len(chain) > 1 and (reached < 0 or reached in chain):
             chains |= dict.fromkeys(chain, tuple(chain))
     return chains
 

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective
+from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective, waits_caused
 from tracelens.analysis.stragglers.causes import (
     CAUSES,
     IDLE,
@@ -323,7 +323,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     collectives = aligned.collectives
     comparison = Comparison({part.rank: part for part in parts}, aligned)
     verdicts = comparison.verdicts()
-    waits = [sum(collective.wait_ns.values()) for collective in collectives]
+    waits = waits_caused(collectives)
     cases = list(zip(collectives, waits, verdicts, strict=True))
     step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
     slow = {part.rank: equal for part in parts if (equal := comparison.equal_calls(part.rank)).is_slow}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV
-from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipelines
+from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipelines, stage_messages
 from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
@@ -357,6 +357,8 @@ class PipelinePasses(NamedTuple):
     passes: Passes  # of the rank
     rows: Int  # positions in its work of all that was launched in or behind a span
     span: Int  # of each the number of the last span launched before it
+    messages: Int  # positions in its work of the kernels of its messages
+    host_ns: Int  # of each the host's time, from the first op of the messages to the launch
 
 
 class StagePlace(NamedTuple):
@@ -365,7 +367,12 @@ class StagePlace(NamedTuple):
     rank: int  # index of its trace
     pipeline: int
     stage: int
+    stages: int
     chunks: int
+
+    def messages(self, chunks: int) -> int:
+        """What it sends of each micro-batch with so many chunks."""
+        return 2 * chunks - (self.stage in (0, self.stages - 1))
 
 
 def rank_passes(trace: Trace, device: Device | None) -> PipelinePasses:
@@ -376,7 +383,24 @@ def rank_passes(trace: Trace, device: Device | None) -> PipelinePasses:
     order = np.argsort(launched, kind="stable")
     position = np.searchsorted(launched[order], called, side="right") - 1
     rows = np.flatnonzero((called >= 0) & (position >= 0))
-    return PipelinePasses(own, rows, order[position[rows]])
+    messages, host_ns = _message_kernels(trace) if own.staged else (rows[:0], rows[:0])
+    return PipelinePasses(own, rows, order[position[rows]], messages, host_ns)
+
+
+def _message_kernels(trace: Trace) -> tuple[Int, Int]:
+    """The kernels of a rank's messages, as positions in its work, and the host's time for each."""
+    table, events, work = trace.tables["collectives"], trace.arrays, trace.work
+    kernel = stage_messages(trace).kernel
+    rows = np.flatnonzero(np.isin(table.array("kernel_id"), kernel[kernel >= 0]))
+    record = table.array("event_id")[rows]
+    # The op around the record is of the message, such as c10d::send.
+    around = events.parent[record]
+    begin = events.start[np.where(lookup(events.where("op"), around, False), around, record)]
+    position = events.places(work.event)[table.array("kernel_id")[rows]]
+    rows, order = unique(position), np.argsort(position, kind="stable")
+    first = np.minimum.reduceat(begin[order], np.searchsorted(position[order], rows)) if len(rows) else begin
+    launched = lookup(events.end, work.host_call[rows], -1)
+    return rows, np.maximum(np.where(launched >= 0, launched - first, 0), 0)
 
 
 @scenario("vpp", argument="=CHUNKS", usual=("2",), reads=(rank_passes,))
@@ -384,7 +408,8 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Each stage of the pipeline holds CHUNKS chunks of the model (interleaved 1F1B).
 
     Assumes:
-        Layers and micro-batches divide by stages x chunks. Further messages and their launches cost nothing.
+        Layers and micro-batches divide by stages x chunks. Further messages take the host as long as those
+        recorded, and nothing else.
     """
     if not argument.isdigit() or not 1 < int(argument) <= _MOST_CHUNKS:
         raise TracelensError(f"scenario vpp={argument}: write a number of chunks, 2 to {_MOST_CHUNKS}")
@@ -393,10 +418,16 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if min(known.values()) >= chunks:
         raise NotApplicable(f"each stage holds {min(known.values())} chunks of the model already")
     graph = context.graph
+    # Host time against that recorded, as without the profiler: in a pass it is what the GPU idles.
+    host_time = graph.host_time
+    pace = float(edit.lag[host_time].sum()) / max(float(graph.lag[host_time].sum()), 1.0)
+    added_ns = _further_messages(graph, edit, by_rank, places, chunks, pace)
     early = np.zeros(len(graph), dtype=np.int64)
     for rank, part in enumerate(by_rank):
         share = 1 - min(known.get(rank, chunks) / chunks, 1)
-        span_ns = np.array([span.end - span.start for span in part.passes.spans], dtype=float)
+        span_ns = np.array(
+            [span.busy_ns + pace * (span.end - span.start - span.busy_ns) for span in part.passes.spans]
+        )
         sends, span = _of_spans(graph, rank, part, Node.ARRIVE)
         early[sends] = np.rint(share * span_ns[span]).astype(np.int64)
     # From the sender's side of each message between two ranks to their meeting.
@@ -414,9 +445,38 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return (
         f"{len(sent):,} messages leave a stage when the first of {chunks} chunks instead of {now} is "
         f"done, {duration(int(early[graph.src[sent]].sum()))} earlier in total; the work of a stage "
-        "stays, further messages and their launches cost nothing, layers and micro-batches divide by "
-        "stages x chunks"
+        f"stays, further messages take the hosts {duration(added_ns)} and nothing else, layers and "
+        "micro-batches divide by stages x chunks"
     )
+
+
+def _further_messages(
+    graph: RunGraph,
+    edit: Edit,
+    by_rank: Sequence[PipelinePasses],
+    places: Sequence[StagePlace],
+    chunks: int,
+    pace: float,
+) -> int:
+    """Make the host launch the messages of more chunks along with those recorded; its time for them, ns."""
+    host_edge = np.full(len(graph), -1, dtype=np.int64)
+    host_edge[graph.dst[graph.host_time]] = graph.host_time
+    added_ns = 0
+    for place in places:
+        further = place.messages(chunks) / place.messages(place.chunks) - 1
+        part = by_rank[place.rank]
+        launch = np.flatnonzero((graph.edge == Edge.LAUNCH) & (graph.rank[graph.dst] == place.rank))
+        kernel = np.searchsorted(part.messages, graph.work[graph.dst[launch]])
+        kernel = np.minimum(kernel, len(part.messages) - 1)
+        if not len(part.messages) or further <= 0:
+            continue
+        of_message = part.messages[kernel] == graph.work[graph.dst[launch]]
+        call, row = np.unique(graph.src[launch[of_message]], return_index=True)
+        edge = host_edge[call]
+        more = np.rint(further * pace * part.host_ns[kernel[of_message][row]]).astype(np.int64)
+        np.add.at(edit.lag, edge[edge >= 0], more[edge >= 0])
+        added_ns += int(more[edge >= 0].sum())
+    return added_ns
 
 
 @scenario("balanced_stages", reads=(rank_passes,))
@@ -486,7 +546,16 @@ def _places(context: ScenarioContext) -> list[StagePlace]:
             if not isinstance(line := numbered([lane_of(stage, label) for stage in members], stages), str)
         ]
         chunks = max(sizes, default=1)
-        places += [StagePlace(index_of[stage.part.rank], number, stage.stage, chunks) for stage in members]
+        places += [
+            StagePlace(
+                rank=index_of[stage.part.rank],
+                pipeline=number,
+                stage=stage.stage,
+                stages=stages,
+                chunks=chunks,
+            )
+            for stage in members
+        ]
     if not places:
         raise NotApplicable("no pipeline of which several stages are in the run")
     return places

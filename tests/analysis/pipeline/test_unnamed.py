@@ -192,3 +192,14 @@ def test_gradients_of_weights_behind_those_of_inputs() -> None:
     result = pipeline(*lanes)
     assert result.skips == ()
     assert sizes(result) == {(2, 4, 1)}
+
+
+def test_what_a_stage_that_is_not_there_does_is_not_known() -> None:
+    """Alone, neither stage says whether what it waits for is ready."""
+    late = ("0011..aa22~~~bb33cc..dd", "..00aa11bb22cc~~~33dd..")
+    assert pipeline(*late)["bubble"]["p2p_wait_ns"].tolist() == [3000, 0]
+    for rank in (0, 1):
+        trace = drawn_stages(*late, world_size=2, **UNNAMED)[rank]
+        table = analyze(make_run([trace], partial=True), "pipeline")["bubble"]
+        assert records(table, "p2p_wait_ns", "imbalance_ns") == [(0, 0)]
+        assert table["other_idle_ns"].tolist() == [3000]

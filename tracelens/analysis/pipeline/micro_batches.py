@@ -140,6 +140,8 @@ class Scopes(NamedTuple):
 _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
 # Groups whose collectives run beside the backward of whatever micro-batch is the last one.
 _GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
+# Groups whose name says that they are for something else.
+_OTHERS = re.compile(r"parallel|optimizer|fsdp|(^|_)(e?[dt]p|[ces]p)($|_)", re.IGNORECASE)
 _SHAPES = "Long"  # messages of this type tell the shape of the one that follows
 _MADE_TOGETHER = 0.75
 """Share of a graph's nodes made between two messages from which they are a forward's; the last stage may
@@ -505,10 +507,12 @@ class UnnamedMessages(NamedTuple):
 def unnamed_messages(trace: Trace) -> UnnamedMessages | None:
     """Sends and receives of a pipeline without a name, of all groups or else of one; with `trace.once`."""
     table = trace.tables["collectives"]
-    rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
+    is_message = table.coded("collective").mask(POINT_TO_POINT.__contains__)
+    rows = np.flatnonzero(is_message & ~table.coded("group_description").mask(_OTHERS.search))
     groups = np.array(table.texts("group", rows))
     distinct = dict.fromkeys(groups.tolist())
-    choices = [rows, *(rows[groups == group] for group in distinct if len(distinct) > 1)]
+    choices = [rows] if len(rows) else []
+    choices += [rows[groups == group] for group in distinct if len(distinct) > 1]
     found = ((choice, _neighbors(trace, choice)) for choice in choices)
     return next((UnnamedMessages(choice, neighbors) for choice, neighbors in found if neighbors), None)
 

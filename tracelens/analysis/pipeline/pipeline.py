@@ -47,7 +47,12 @@ BUBBLE = Schema(
         ),
         Column("p2p_wait_ns", "int64", "ns", "in a send or receive whose data is ready"),
         Column("imbalance_ns", "int64", "ns", "while the stage it waits for computes"),
-        Column("other_idle_ns", "int64", "ns", "the rest: nothing to wait for, nothing launched"),
+        Column(
+            "other_idle_ns",
+            "int64",
+            "ns",
+            "the rest: nothing to wait for, nothing launched, or it waits for a stage that is not in the run",
+        ),
         Column(
             "overlapped_ns",
             "int64",
@@ -163,7 +168,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
             if line.assumed:
                 reason = f"{line.assumed}; assuming the order of Megatron-LM's interleaved schedule"
                 skips.append(Skip(f"chunks and micro-batches in {subject}", reason))
-            whole, size = Pipeline(line.lanes), line.size
+            whole, size = Pipeline(line), line.size
             for number, lane in enumerate(line.lanes):
                 waits = whole.waits(number)
                 window = windows[lane.rank]

@@ -82,15 +82,15 @@ class Lane(Struct, frozen=True, dict=True):
 class Pipeline:
     """The lanes of one pipeline in one step, spans numbered."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = lanes  # those of its stages that are in the run
+    def __init__(self, line: Numbered) -> None:
+        self.lanes = lanes = line.lanes  # those of its stages that are in the run
         self.start = min(span.start for lane in lanes for span in lane.spans)
         self.end = max(span.end for lane in lanes for span in lane.spans)
         # All lanes are between their first backward and last forward; without backwards, in their forwards.
         begins = [min(span.start for span in lane.of(BACKWARD) or lane.of(FORWARD)) for lane in lanes]
         last_ends = [max(span.end for span in lane.of(FORWARD) or lane.of(BACKWARD)) for lane in lanes]
         self._full = max(begins), min(last_ends)
-        self._last = max(span.virtual for lane in lanes for span in lane.spans)
+        self._last = line.size.stages * line.size.chunks - 1
         self._done: dict[tuple[str, int, int], tuple[int, MicrobatchPass]] = {}
         for number, lane in enumerate(lanes):
             for span in lane.spans:
@@ -139,6 +139,8 @@ class Pipeline:
                     else:
                         key = BACKWARD, span.virtual + 1, span.micro_batch
                     waiting, source = self._done.get(key, (waiting, None))
+                    if source is None and key[1] >= 0:
+                        part = OTHER_IDLE  # of a stage that is not in the run: what it does is not known
                     if source is None or start >= source.end:
                         break
             if waits and waits[-1].part == part and waits[-1].end == start:

@@ -201,7 +201,7 @@ def _events(
             for collective, step in _RING if piece.kind in style.ring else ():
                 args = {f"{'Dst' if collective == 'send' else 'Src'} Rank": (rank + step) % size}
                 tid = 1 if piece.kind == "F" else 2
-                yield _record(collective, start - 0.1145, group, style.description, tid, 0.003, **args)
+                yield _record(collective, start - 0.1145, group, "undefined", tid, 0.003, **args)
             kernel, stream = f"gemm_{piece.kind}", 7
         elif piece.kind == "D":
             kernel, stream = "gemm_weights", 7

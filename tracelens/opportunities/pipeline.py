@@ -119,6 +119,10 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
             best=True,
         ),
         Remedy("The bundled workload: --pp-layout.", framework=("workload",)),
+        Remedy(
+            "torch.distributed.pipelining: the layers of each PipelineStage, or split_spec of pipeline().",
+            plain=True,
+        ),
     ),
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:

@@ -127,6 +127,13 @@ def test_attention_in_a_ring_is_no_pipeline(line: str, ring: str) -> None:
     assert is_none(pipeline(line, line, messages=False, ring=ring))
 
 
+def test_a_pipeline_whose_attention_goes_in_a_ring() -> None:
+    """Through another group."""
+    result = pipeline(*ONE_F_ONE_B, ring="FB")
+    assert sizes(result) == {(4, 4, 1)}
+    assert records(result["spans"]) == records(pipeline(*ONE_F_ONE_B)["spans"])
+
+
 def with_messages(mail: Sequence[Sequence[Message]], line: str = "00aa11bb") -> Result:
     traces = [
         stage(line, rank, 2, 1, list(messages), world_size=2, **UNNAMED) for rank, messages in enumerate(mail)

@@ -505,13 +505,19 @@ class UnnamedMessages(NamedTuple):
 
 
 def unnamed_messages(trace: Trace) -> UnnamedMessages | None:
-    """Sends and receives of a pipeline without a name, of all groups or else of one; with `trace.once`."""
+    """Sends and receives of a pipeline without a name, of all groups or else of one; with `trace.once`.
+
+    Groups in which a backward sends or receives while it runs are not the pipeline's.
+    """
     table = trace.tables["collectives"]
     is_message = table.coded("collective").mask(POINT_TO_POINT.__contains__)
     rows = np.flatnonzero(is_message & ~table.coded("group_description").mask(_OTHERS.search))
-    groups = np.array(table.texts("group", rows))
+    groups = np.array(table.texts("group", rows), dtype=str)
+    inside = lookup(in_autograd(trace), _calls(trace, rows), False)
+    between = ~np.isin(groups, groups[inside])
+    rows, groups = rows[between], groups[between]
     distinct = dict.fromkeys(groups.tolist())
-    choices = [rows] if len(rows) else []
+    choices = [rows] if distinct else []
     choices += [rows[groups == group] for group in distinct if len(distinct) > 1]
     found = ((choice, _neighbors(trace, choice)) for choice in choices)
     return next((UnnamedMessages(choice, neighbors) for choice, neighbors in found if neighbors), None)
@@ -524,9 +530,6 @@ def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
     each forward, its output or the gradient of its input. It does so between the passes. Attention in a ring
     and exchanges of tokens send within them, gradients that go round a ring follow all backwards.
     """
-    calls = _calls(trace, rows)
-    if lookup(in_autograd(trace), calls, False).any():
-        return None
     messages = _messages(trace, rows, (trace.meta.rank, 1 - trace.meta.rank) if _is_pair(trace) else ())
     if (messages.peer < 0).any():
         return None

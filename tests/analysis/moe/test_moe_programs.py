@@ -294,6 +294,23 @@ def test_all_experts_in_one_batch_of_products(repeats: bool) -> None:
     assert result["layers"]["tokens"].tolist() == [40.0, 40.0]
 
 
+@pytest.mark.parametrize("loop", [False, True], ids=["grouped", "loop"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_batch_of_products_that_adds_up_what_experts_give(shared: Any, loop: bool) -> None:
+    """As torchtitan's layers do, with one product a token: it is no product of experts."""
+
+    class Weighted(Recorder):
+        def unpermute(self) -> None:
+            super().unpermute()
+            with self.part("permute"):
+                shapes = [[8, 1, 2], [8, 2, HIDDEN]]
+                self.op("aten::bmm", "gemv2N_kernel", grad="BmmBackward0", shapes=shapes)
+
+    recorder = Weighted(Model(shared=shared, loop=loop), 0)
+    recorder.backward(0, recorder.forward(0))
+    assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
+
+
 @pytest.mark.parametrize("naming", FRAMES)
 def test_a_rank_to_which_no_token_came(naming: str) -> None:
     def rows(rank: int, _: int, layer: int) -> list[int]:

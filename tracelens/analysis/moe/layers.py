@@ -25,6 +25,8 @@ from tracelens.trace import (
     rows_by_code,
 )
 
+MAX_CHOSEN = 32
+"""Experts of a token at most; no weight matrix of an expert has so few rows."""
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""
 LOOP_GEMMS = 3
@@ -108,30 +110,44 @@ def kinds(trace: Trace) -> Int:
             by_name[code] = _OPS[(match.lastindex or 0) - 1][0]
     op = work.op
     above = lookup(events.parent, op, -1)
-    repeats = _repeats_rows(trace)
+    by_shape = _kinds_by_shape(trace)
     for event in (op, above):
         by_op = by_name[lookup(events.name, event, len(events.names))]
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
-        kind[lookup(repeats, event, False)] = PERMUTE
+        shaped = lookup(by_shape, event, -1)
+        kind = np.where(shaped >= 0, shaped, kind)
     leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
     return kind
 
 
-def _repeats_rows(trace: Trace) -> Bool:
-    """Which events repeat rows, as Llama 4's layers do with all tokens for all experts, and no numbers."""
+def _kinds_by_shape(trace: Trace) -> Int:
+    """Kinds of events whose names alone do not tell, -1 for others.
+
+    Llama 4's layers repeat all tokens for all experts: of rows, unlike of numbers, that is a movement.
+    Batched products are grouped GEMMs, unless each adds up, by weight, what a token's experts give.
+    """
     ops = trace.tables["ops"]
     event, shapes = ops.array("event_id"), ops.coded("shapes")
-    repeats = trace.arrays.named("aten::repeat".__eq__)[event]
-    is_matrix = [
-        code
-        for code in unique(shapes.codes[repeats]).tolist()
-        if (tensors := argument_lists(shapes.values[code])) and len(tensors[0]) > 1
-    ]
-    result = np.zeros(len(trace.arrays.start), dtype=bool)
-    result[event[repeats & np.isin(shapes.codes, is_matrix)]] = True
+    result = np.full(len(trace.arrays.start), -1)
+    for kind, name, fits in ((PERMUTE, "aten::repeat", _are_rows), (SUM, "aten::bmm", _are_sums)):
+        named = trace.arrays.named(name.__eq__)[event]
+        fitting = [code for code in unique(shapes.codes[named]).tolist() if fits(shapes.values[code])]
+        result[event[named & np.isin(shapes.codes, fitting)]] = kind
     return result
+
+
+def _are_rows(shapes: str) -> bool:
+    """Whether the first of these tensors has rows."""
+    tensors = argument_lists(shapes)
+    return bool(tensors) and len(tensors[0]) > 1
+
+
+def _are_sums(shapes: str) -> bool:
+    """Whether a batched product adds a few rows up by weight: (B, 1, K) x (B, K, N), K like a top-k's."""
+    left = next(iter(argument_lists(shapes)), [])
+    return len(left) == 3 and left[1] == 1 and isinstance(left[2], int) and left[2] <= MAX_CHOSEN
 
 
 # What makes a layer an MoE layer begins or ends with one of these; what merely separates is none.

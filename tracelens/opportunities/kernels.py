@@ -341,7 +341,8 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
         Remedy("torch.optim: pass fused=True to the optimizer.", plain=True),
         Remedy(
             "By itself torch chooses neither lists of parameters (foreach) nor fused kernels for DTensors "
-            "(FSDP2, tensor parallelism), and fused=False turns off both.",
+            "(FSDP2, tensor parallelism), and fused=False turns off both. Fused kernels take DTensors and "
+            "other parameters in groups of their own only.",
         ),
     ),
 )

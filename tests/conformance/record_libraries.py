@@ -30,6 +30,7 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -263,8 +264,12 @@ class Program:
         else:
             self.modules = [self.library()]
         parameters = [each for module in self.modules for each in module.parameters()]
+        # Fused kernels take DTensors and other parameters in groups of their own only.
+        spread = [each for each in parameters if isinstance(each, DTensor)]
+        plain = [each for each in parameters if not isinstance(each, DTensor)]
+        groups = [{"params": group} for group in (spread, plain) if group]
         chosen = {"fused": self.cuda and run.optimizer == "fused", "foreach": run.optimizer == "lists"}
-        self.optimizer = torch.optim.AdamW(parameters, lr=1e-5, **chosen)
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-5, **chosen)
         data = Tokens(run, self.sizes["vocab_size"])
         self.batches = iter(DataLoader(data, batch_size=None, shuffle=False))
         self.heap: Any = None

@@ -224,14 +224,17 @@ def _offsets(ranks: Sequence[int], instances: Sequence[Instance]) -> dict[int, F
 
 def _split(recordings: Sequence[Recording], instances: Sequence[Instance]) -> dict[int, RankSplit]:
     sync: dict[tuple[int, int], int] = {}
-    caused: Counter[int] = Counter()
+    waited_for: dict[tuple[int, int], int] = {}  # the rank that the kernel waits for longest
     last: Counter[int] = Counter()
     for instance in instances:
         last[instance.last_rank] += 1
         for part in instance.parts:
-            caused[instance.last_rank] += instance.wait(part)
             key = part.rank, part.kernel
-            sync[key] = max(sync.get(key, 0), instance.wait(part))
+            if key not in sync or instance.wait(part) > sync[key]:
+                sync[key], waited_for[key] = instance.wait(part), instance.last_rank
+    caused: Counter[int] = Counter()
+    for key, wait in sync.items():
+        caused[waited_for[key]] += wait
     splits = {}
     for recording in recordings:
         rank, kernels = recording.rank, kernels_of(recording)

@@ -449,21 +449,15 @@ def _looped_gemms(trace: Trace) -> Iterator[OpByOp]:
     events, work = trace.arrays, trace.work
     if _GROUPED not in events.names:
         return
-    around = nearest(events.parent, events.depth, events.named(lambda name: name == _GROUPED))
-    inside = np.flatnonzero((around >= 0) & (around != np.arange(len(around))))
-    calls = {
-        int(around[inside[rows[0]]]): inside[rows] for rows in rows_by_code(codes(around[inside])[0]).values()
-    }
-    within, (call,) = codes(lookup(around, work.op, -1))
+    around = nearest(events.parent, events.depth, events.named(_GROUPED.__eq__))
+    inside = np.flatnonzero(around >= 0)
+    calls = rows_by_code(around[inside])
     ops = trace.once(OpCalls)
-    for part, rows in rows_by_code(within).items():
-        cost = (
-            ops.cost(int(call[part]), "", -1, -1)
-            if call[part] >= 0 and len(rows) > _GROUPED_KERNELS
-            else None
-        )
-        if cost is not None:
-            yield OpByOp(rows, cost, _GROUPED, calls[int(call[part])])
+    for call, rows in rows_by_code(lookup(around, work.op, -1)).items():
+        if call < 0 or len(rows) <= _GROUPED_KERNELS:
+            continue
+        if cost := ops.cost(call, "", -1, -1):
+            yield OpByOp(rows, cost, _GROUPED, inside[calls[call]])
 
 
 def _one_kernel_each(

@@ -10,15 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.fusable.moe_stages import CHAIN, Chains, StepWork, chains
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.table import nearest
-from tracelens.trace import WORK_KINDS, Trace
+from tracelens.trace import WORK_KINDS, Trace, matching
 
 # torch.optim's own: it names each step so, and has fused kernels for these classes.
-_STEP = re.compile(r"Optimizer\.step#(Adam|AdamW|SGD)\.step$")
-_FUSED_OP = "aten::_fused_"
-_LISTS = "aten::_foreach_"
+_STEP = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD)\.step$")
+_TORCH, _FUSED, _LISTS = re.compile("^aten::"), re.compile("^aten::_fused_"), re.compile("^aten::_foreach_")
 
 _PASSES = {
     "add": 3, "addcdiv_": 4, "addcmul_": 3, "div": 2, "div_": 2, "lerp_": 3, "maximum": 3, "mul": 2,
@@ -50,41 +49,35 @@ class UnfusedOptimizer(NamedTuple):
 def unfused_optimizer(step: StepWork) -> UnfusedOptimizer | None:
     """The optimizer of torch.optim that runs op by op; None where there is none, or where it is fused."""
     events, work = step.trace.arrays, step.work
-    kinds = [found[1] if (found := _STEP.match(name)) else "" for name in events.names]
-    if not any(kinds) or not len(work.event):
+    is_step = matching(events.names, _STEP)
+    if not is_step.any() or not len(work.event):
         return None
-    is_step = events.named(lambda name: bool(_STEP.match(name)))
-    around = lookup(nearest(events.parent, events.depth, is_step), step.caller, -1)
-    name = lookup(events.name, work.op, -1)
+    around = lookup(nearest(events.parent, events.depth, is_step[events.name]), step.caller, -1)
+    op = lookup(events.name, work.op, -1)
+    of_torch, fused, by_list = (
+        lookup(matching(events.names, pattern), op, False) for pattern in (_TORCH, _FUSED, _LISTS)
+    )
     inside = (around >= 0) & work.is_kernel & (work.kind != WORK_KINDS.index("comm"))
-    if not inside.any():
-        return None
-    fused = np.isin(around, unique(around[inside & _begins(events.names, name, _FUSED_OP)]))
-    rows = np.flatnonzero(inside & ~fused & _begins(events.names, name, "aten::"))
+    rows = np.flatnonzero(inside & of_torch & ~np.isin(around, around[inside & fused]))
     if not len(rows):
         return None
-    region = around[rows]
-    regions = unique(region)
     # Several optimizers may take turns: what is said is of the one with most kernels.
-    names, count = np.unique(events.name[region], return_counts=True)
-    kind = kinds[int(names[count.argmax()])]
-    same = events.name[region] == names[count.argmax()]
-    rows, region = rows[same], region[same]
-    regions = unique(region)
+    optimizer = events.name[around[rows]]
+    names, count = np.unique(optimizer, return_counts=True)
+    most = int(names[count.argmax()])
+    rows = rows[optimizer == most]
+    regions = unique(around[rows])
     if len(rows) < CHAIN * len(regions):
         return None
-    by_lists = bool(_begins(events.names, name[rows], _LISTS).mean() > 1 / 2)
-    calls, count = np.unique(events.name[unique(work.op[rows])], return_counts=True)
-    bytes_share = _bytes_share(
-        kind,
-        {events.names[code]: number for code, number in zip(calls.tolist(), count.tolist(), strict=True)},
-    )
+    kind = events.names[most].removeprefix("Optimizer.step#").removesuffix(".step")
+    by_lists = bool(by_list[rows].mean() > 1 / 2)
+    calls = Counter(events.names[code] for code in events.name[unique(work.op[rows])].tolist())
     return UnfusedOptimizer(
         kind,
         rows,
-        region,
+        around[rows],
         by_lists,
-        min(bytes_share * (SLOWER_LISTS if by_lists else SLOWER), 1.0),
+        min(_bytes_share(kind, calls) * (SLOWER_LISTS if by_lists else SLOWER), 1.0),
         int((events.end[regions] - events.start[regions]).sum()),
     )
 
@@ -96,7 +89,7 @@ def _bytes_share(kind: str, calls: Mapping[str, int]) -> float:
     """
     times = Counter[str]()
     for name, count in calls.items():
-        times[name.removeprefix(_LISTS).removeprefix("aten::")] += count
+        times[name.removeprefix("aten::").removeprefix("_foreach_")] += count
     passes = {**_PASSES, "add_": _ADD_[kind]}
     moved = sum(count * passes.get(op, 0) for op, count in times.items())
     return min(_FUSED_PASSES[kind] * times[_LAST[kind]] / moved, 1.0) if times[_LAST[kind]] else 1.0
@@ -111,8 +104,3 @@ def optimizer_chains(trace: Trace, device: Device | None) -> Chains:
     cells, cell = np.unique(optimizer.region, return_inverse=True)
     spent = np.bincount(cell, step.work.dur[optimizer.rows], len(cells))
     return chains(step, optimizer.rows, cell, (spent * optimizer.fused_share).astype(np.float64))
-
-
-def _begins(names: list[str], code: Int, prefix: str) -> Bool:
-    """Which codes are of names that begin so; -1 is of none."""
-    return lookup(np.array([name.startswith(prefix) for name in names], dtype=bool), code, False)

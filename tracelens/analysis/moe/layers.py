@@ -132,6 +132,8 @@ def _kinds_by_shape(trace: Trace) -> Int:
     event, shapes = ops.array("event_id"), ops.coded("shapes")
     result = np.full(len(trace.arrays.start), -1)
     for kind, name, fits in ((PERMUTE, "aten::repeat", _are_rows), (SUM, "aten::bmm", _are_sums)):
+        if name not in trace.arrays.names:
+            continue
         named = trace.arrays.named(name.__eq__)[event]
         fitting = [code for code in unique(shapes.codes[named]).tolist() if fits(shapes.values[code])]
         result[event[named & np.isin(shapes.codes, fitting)]] = kind

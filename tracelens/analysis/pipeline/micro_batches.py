@@ -176,7 +176,7 @@ def all_passes(trace: Trace) -> Passes:
 
 
 def _passes(trace: Trace, work: Work) -> Passes:
-    scopes = pipeline_scopes(trace)
+    scopes = trace.once(pipeline_scopes)
     messages = stage_messages(trace)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
@@ -412,7 +412,7 @@ def _most_frequent(group: Int, values: Int, count: int) -> Int:
 
 
 def pipeline_scopes(trace: Trace) -> Scopes:
-    """The scopes of micro-batches of one rank."""
+    """The scopes of micro-batches of one rank; with `trace.once`."""
     events = trace.arrays
     # What a scope of a name does: for each action whether it is a backward, stage, micro-batch, whether the
     # name is one of a part of a pipeline.
@@ -457,7 +457,7 @@ def stage_messages(trace: Trace, *, unnamed: bool | None = None) -> Messages:
     named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
     nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
     if unnamed is None:
-        unnamed = pipeline_scopes(trace).usable
+        unnamed = trace.once(pipeline_scopes).usable
         if len(rows) and not unnamed and not named.any() and (found := trace.once(unnamed_messages)):
             return _messages(trace, found.rows, (), found.neighbors)
     lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]

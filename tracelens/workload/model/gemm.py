@@ -65,8 +65,8 @@ def lacks_fp8(device: torch.device) -> str:
     """What a device lacks to multiply FP8 in groups, "" for nothing."""
     if device.type != "cuda":
         return "fp8=experts gains nothing on a CPU, which multiplies it in float32"
-    if not hasattr(torch, "_scaled_grouped_mm"):
-        return f"torch {torch.__version__} has no scaled grouped GEMM"
+    if reason := _lacks_op():
+        return reason
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         is_able = properties.gcnArchName.startswith(_FP8_ARCHITECTURES)
@@ -77,14 +77,17 @@ def lacks_fp8(device: torch.device) -> str:
 
 def require_op(dtype: torch.dtype) -> None:
     """Raise TracelensError where torch cannot multiply FP8 and write this type."""
-    if not hasattr(torch, "_scaled_grouped_mm"):
-        raise TracelensError(
-            f"torch {torch.__version__} has no scaled grouped GEMM: use fp8=off or a newer torch"
-        )
+    if reason := _lacks_op():
+        raise TracelensError(f"{reason}: use fp8=off or a newer torch")
     if dtype != torch.bfloat16:
         raise TracelensError(
             f"fp8=experts needs dtype=bfloat16 on a GPU, not {dtype}: its GEMM writes no other"
         )
+
+
+def _lacks_op() -> str:
+    has_op = hasattr(torch, "_scaled_grouped_mm")
+    return "" if has_op else f"torch {torch.__version__} has no scaled grouped GEMM"
 
 
 class _GroupedMM(torch.autograd.Function):

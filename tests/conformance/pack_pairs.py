@@ -1,26 +1,32 @@
-"""Archives of recorded pairs: runs before a change apart from those after it."""
+"""What programs that record pairs share: turns, profiles, and archives of runs before and after a change."""
 
 from __future__ import annotations
 
 import argparse
 import gzip
 import hashlib
+import multiprocessing
+import os
 import re
+import socket
 import tarfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zstandard
+from torch.utils.data import Dataset
 
 TAR_BYTES = 15_500_000
 ALL_BYTES = 62_000_000
 
 
 def options(doc: str | None) -> argparse.Namespace:
-    """What both programs that record pairs are told."""
+    """What programs that record pairs are told."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -34,6 +40,103 @@ def runs(before: Iterable[str], only: str) -> list[str]:
     """Names of runs in the order of recording: each before a change, then the one after it, each once."""
     names = [name for each in before for name in (each, each.partition(".")[0])]
     return [name for name in dict.fromkeys(names) if re.search(only, name)]
+
+
+class Tokens(Dataset[torch.Tensor]):
+    """Random tokens of a run's batch and sequence; Python works for `loader_s` on each batch."""
+
+    def __init__(self, run: Any, vocabulary: int) -> None:
+        self.run, self.vocabulary = run, vocabulary
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        until = time.perf_counter() + self.run.loader_s
+        words: dict[int, int] = {}
+        while time.perf_counter() < until:
+            for number in range(200):
+                words[number] = words.get(number, 0) + index
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(self.vocabulary, (self.run.batch, self.run.sequence), generator=generator)
+
+
+def take_turns(
+    groups: Sequence[list[str]],
+    ranks: int,
+    child: Callable[..., None],
+    told: argparse.Namespace,
+    *,
+    method: str = "fork",
+    limit_s: Callable[[list[str]], float],
+) -> None:
+    """Run groups of runs one after the other; while one writes its traces, the next has the GPUs.
+
+    Args:
+        groups: names of runs that share their processes.
+        ranks: processes of a group.
+        child: one of them, of (names, folder of all, rank, device, port, event, cores), with half of a rank's
+            cores, the other half for the group after it. It sets the event once it needs the GPU no more.
+        told: on the command line.
+        method: how processes start. Forked ones have what was imported; this one never touches a GPU.
+        limit_s: after which a group hangs.
+    """
+    until = time.time() + told.budget
+    context: Any = multiprocessing.get_context(method)
+    cores = sorted(os.sched_getaffinity(0))
+    part = max(1, len(cores) // (2 * ranks))
+    before: list[Any] = []
+    for number, names in enumerate(groups):
+        if time.time() > until:
+            print(f"no time left for {names[0]}", flush=True)
+            continue
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        idle = [context.Event() for _ in range(ranks)]
+        mine = []
+        for rank in range(ranks):
+            at = (2 * rank + number % 2) * part
+            own = cores[at : at + part] or cores
+            more = (names, told.out, rank, told.device, port, idle[rank], own)
+            mine.append(context.Process(target=child, args=more))
+            mine[-1].start()
+        began = time.time()
+        while not all(event.is_set() for event in idle) and time.time() - began < limit_s(names):
+            time.sleep(0.1)
+            if any(process.exitcode for process in mine):
+                time.sleep(1)
+                break
+        if not all(event.is_set() for event in idle):
+            print(f"{names[0]}: ended early or hangs", flush=True)
+            for process in mine:
+                process.kill()
+        _join(before)
+        before = mine
+    _join(before)
+
+
+def _join(processes: Iterable[Any]) -> None:
+    """Wait, but not for ever."""
+    for process in processes:
+        process.join(60)
+        if process.is_alive():
+            process.kill()
+
+
+def enter_group(rank: int, ranks: int, kind: str, port: int, cores: list[int]) -> str:
+    """Make this process a rank of a group on one host; returns its device."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "NCCL_NVLS_ENABLE": "0"}
+    if kind != "cuda":
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        return "cpu"
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(4)
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device(f"cuda:{rank}"))
+    return f"cuda:{rank}"
 
 
 def profiler_config() -> Any:

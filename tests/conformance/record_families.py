@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import multiprocessing
 import os
 import re
 import time
@@ -26,7 +25,7 @@ from typing import Any
 import pack_pairs
 import torch
 import transformers
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 3, 8, 2, 3
 EAGER, GROUPED = "eager", "grouped_mm"
@@ -698,25 +697,6 @@ BEFORE_IT = {
 }
 
 
-class Tokens(Dataset[torch.Tensor]):
-    """Random tokens; Python works for a while on each batch."""
-
-    def __init__(self, run: Run, vocabulary: int) -> None:
-        self.run, self.vocabulary = run, vocabulary
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        until = time.perf_counter() + self.run.loader_s
-        words: dict[int, int] = {}
-        while time.perf_counter() < until:
-            for number in range(200):
-                words[number] = words.get(number, 0) + index
-        generator = torch.Generator().manual_seed(index)
-        return torch.randint(self.vocabulary, (self.run.batch, self.run.sequence), generator=generator)
-
-
 def model_of(run: Run, device: str) -> Any:
     """The model with random weights."""
     torch.manual_seed(0)
@@ -744,7 +724,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-5, capturable=run.capturable, **chosen
         )
-        data = Tokens(run, self.vocabulary)
+        data = pack_pairs.Tokens(run, self.vocabulary)
         self.batches = iter(DataLoader(data, batch_size=None, shuffle=False))
         if run.item:
             for layer in self.model.model.layers:
@@ -907,7 +887,9 @@ def record(names: list[str], out: Path, device: str, idle: Any) -> None:
         print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
 
 
-def child(names: list[str], out: Path, device: str, idle: Any, cores: list[int]) -> None:
+def child(
+    names: list[str], out: Path, rank: int, device: str, port: int, idle: Any, cores: list[int]
+) -> None:
     """A process of one run or two."""
     if device == "cuda":
         os.sched_setaffinity(0, cores)
@@ -924,38 +906,12 @@ def child(names: list[str], out: Path, device: str, idle: Any, cores: list[int])
 
 def main() -> None:
     options = pack_pairs.options(__doc__)
-    until = time.time() + options.budget
     if options.together:
         before = [name for name in BEFORE_IT if re.search(options.only, name)]
         groups = [[name, f"{name}.after"] for name in before]
     else:
         groups = [[name] for name in pack_pairs.runs(BEFORE_IT, options.only)]
-    # Forked, so that what was imported is there; this process itself never touches the GPU.
-    fork = multiprocessing.get_context("fork")
-    cores = sorted(os.sched_getaffinity(0))
-    half = max(1, len(cores) // 2)
-    running: list[Any] = []
-    for number, names in enumerate(groups):
-        if time.time() > until:
-            print(f"no time left for {names[0]}", flush=True)
-            continue
-        idle = fork.Event()
-        # While one run writes its trace, the next has the other half of the cores.
-        mine = cores[:half] if number % 2 == 0 else cores[half:]
-        process = fork.Process(target=child, args=(names, options.out, options.device, idle, mine or cores))
-        process.start()
-        running.append(process)
-        began = time.time()
-        while not idle.wait(0.2) and process.is_alive() and time.time() - began < 60:
-            pass
-        if not idle.is_set() and process.is_alive():
-            print(f"{names[0]}: took too long", flush=True)
-            process.kill()
-        for one in running[:-1]:
-            one.join(60)
-        running = running[-1:]
-    for one in running:
-        one.join(60)
+    pack_pairs.take_turns(groups, 1, child, options, limit_s=lambda names: 60)
     pack_pairs.pack(options.out, [*AFTER, *(names[-1] for names in groups if len(names) > 1)])
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import multiprocessing
 import os
 import re
 import time
@@ -28,44 +27,26 @@ import pack_pairs
 import torch
 import torch.distributed as dist
 import transformers
+from record_families import SIZES as FAMILIES
+from record_families import TINY
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers.distributed.configuration_utils import DistributedConfig
 
 RANKS = int(os.environ.get("RANKS", "2"))
 ALL = tuple(range(RANKS))
 WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 3, 6, 2, 2
 EAGER, GROUPED = "eager", "grouped_mm"
-HEAD = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
-LATENT = {"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-LATENT |= {"v_head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000}
-SIZES: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {
-        **LATENT, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
-        "num_hidden_layers": 4, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1,
-        "topk_group": 1, "first_k_dense_replace": 1,
+SIZES: dict[str, dict[str, Any]] = FAMILIES | {
+    "axk1": FAMILIES["deepseek_v3"] | {
+        "hidden_size": 1536, "intermediate_size": 4096, "moe_intermediate_size": 768, "n_routed_experts": 32,
     },
-    "axk1": {
-        **LATENT, "hidden_size": 1536, "intermediate_size": 4096, "moe_intermediate_size": 768,
-        "num_hidden_layers": 4, "n_routed_experts": 32, "num_experts_per_tok": 4, "n_group": 1,
-        "topk_group": 1, "first_k_dense_replace": 1,
-    },
-    "qwen2": {**HEAD, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 5},
-    "llama4_text": {
-        **HEAD, "hidden_size": 2048, "intermediate_size": 2048, "intermediate_size_mlp": 6144,
-        "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 1,
-    },
-    "glm": {**HEAD, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 6},
+    "qwen2": FAMILIES["glm"] | {"intermediate_size": 8192, "num_hidden_layers": 5},
     "blocks": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "vocab_size": 16384},
-}  # fmt: skip
-TINY = {
-    "hidden_size": 64, "intermediate_size": 64, "intermediate_size_mlp": 64, "moe_intermediate_size": 32,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
 }  # fmt: skip
 
 
@@ -171,25 +152,6 @@ def run_of(name: str) -> Run:
     return {**AFTER, **BEFORE_IT}[name]
 
 
-class Tokens(Dataset[Tensor]):
-    """Random tokens; Python works for a while on each batch."""
-
-    def __init__(self, run: Run, vocabulary: int) -> None:
-        self.run, self.vocabulary = run, vocabulary
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> Tensor:
-        until = time.perf_counter() + self.run.loader_s
-        words: dict[int, int] = {}
-        while time.perf_counter() < until:
-            for number in range(200):
-                words[number] = words.get(number, 0) + index
-        generator = torch.Generator().manual_seed(index)
-        return torch.randint(self.vocabulary, (self.run.batch, self.run.sequence), generator=generator)
-
-
 class Block(nn.Module):
     """Attention and two matrices."""
 
@@ -244,8 +206,6 @@ def sizes_of(run: Run, cuda: bool) -> dict[str, Any]:
     sizes = dict(SIZES[run.family])
     if not cuda:
         sizes |= {key: value for key, value in TINY.items() if key in sizes}
-        if "kv_lora_rank" in sizes:
-            sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     return sizes
 
 
@@ -270,7 +230,7 @@ class Program:
         groups = [{"params": group} for group in (spread, plain) if group]
         chosen = {"fused": self.cuda and run.optimizer == "fused", "foreach": run.optimizer == "lists"}
         self.optimizer = torch.optim.AdamW(groups, lr=1e-5, **chosen)
-        data = Tokens(run, self.sizes["vocab_size"])
+        data = pack_pairs.Tokens(run, self.sizes["vocab_size"])
         self.batches = iter(DataLoader(data, batch_size=None, shuffle=False))
         self.heap: Any = None
         if run.collect:
@@ -432,21 +392,10 @@ def record(names: list[str], out: Path, rank: int, device: str, idle: Any) -> No
 def child(names: list[str], out: Path, rank: int, kind: str, port: int, idle: Any, cores: list[int]) -> None:
     """A rank of a pair."""
     warnings.simplefilter("ignore")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "NCCL_NVLS_ENABLE": "0"}
-    device = f"cuda:{rank}" if kind == "cuda" else "cpu"
     try:
         for name in names:
             (out / name).mkdir(parents=True, exist_ok=True)
-        if kind == "cuda":
-            os.sched_setaffinity(0, cores)
-            torch.set_num_threads(4)
-            torch.cuda.set_device(rank)
-            dist.init_process_group("nccl", device_id=torch.device(device))
-        else:
-            torch.set_num_threads(1)
-            dist.init_process_group("gloo")
-        record(names, out, rank, device, idle)
+        record(names, out, rank, pack_pairs.enter_group(rank, RANKS, kind, port, cores), idle)
         dist.destroy_process_group()
     except Exception:
         print(f"{names[0]}: FAILED on rank {rank}\n{traceback.format_exc()[-1500:]}", flush=True)
@@ -457,44 +406,8 @@ def child(names: list[str], out: Path, rank: int, kind: str, port: int, idle: An
 
 def main() -> None:
     options = pack_pairs.options(__doc__)
-    until = time.time() + options.budget
     groups = [[name, f"{name}.after"] for name in BEFORE_IT if re.search(options.only, name)]
-    # Forked, so that what was imported is there; this process itself never touches a GPU.
-    fork = multiprocessing.get_context("fork")
-    cores = sorted(os.sched_getaffinity(0))
-    part = max(1, len(cores) // (2 * RANKS))
-    running: list[list[Any]] = []
-    for number, names in enumerate(groups):
-        if time.time() > until:
-            print(f"no time left for {names[0]}", flush=True)
-            continue
-        idle = [fork.Event() for _ in range(RANKS)]
-        mine = []
-        for rank in range(RANKS):
-            # While one pair writes its traces, the next has the other halves of the cores.
-            at = (2 * rank + number % 2) * part
-            own = cores[at : at + part] or cores
-            more = (names, options.out, rank, options.device, 29500 + number, idle[rank], own)
-            mine.append(fork.Process(target=child, args=more))
-            mine[-1].start()
-        began = time.time()
-        while not all(event.is_set() for event in idle) and time.time() - began < 70:
-            time.sleep(0.1)
-            if not all(process.is_alive() for process in mine):
-                time.sleep(1)
-                break
-        if not all(event.is_set() for event in idle):
-            print(f"{names[0]}: hangs", flush=True)
-            for process in mine:
-                process.kill()
-        running.append(mine)
-        for each in running[:-1]:
-            for process in each:
-                process.join(60)
-        running = running[-1:]
-    for each in running:
-        for process in each:
-            process.join(60)
+    pack_pairs.take_turns(groups, RANKS, child, options, limit_s=lambda names: 70)
     pack_pairs.pack(options.out, [names[-1] for names in groups])
 
 

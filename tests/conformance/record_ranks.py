@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 RANKS = int(os.environ.get("RANKS", "2"))
 WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 2, 10, 2, 3
@@ -158,25 +157,6 @@ BEFORE_IT = {
     "tp_long.collect_middle": TP_LONG.but(collect="middle", ranks=(1,)),
 }
 VOCABULARY = 16384
-
-
-class Tokens(Dataset[Tensor]):
-    """Random tokens; Python works for a while on each batch."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> Tensor:
-        until = time.perf_counter() + self.run.loader_s
-        words: dict[int, int] = {}
-        while time.perf_counter() < until:
-            for number in range(200):
-                words[number] = words.get(number, 0) + index
-        generator = torch.Generator().manual_seed(index)
-        return torch.randint(VOCABULARY, (self.run.batch, self.run.sequence), generator=generator)
 
 
 class Copied(torch.autograd.Function):
@@ -353,7 +333,7 @@ class Trainer:
                 fully_shard(block, mp_policy=policy, reshard_after_forward=run.reshard)
             fully_shard(self.model, mp_policy=policy, reshard_after_forward=run.reshard)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=cuda)
-        self.batches = iter(DataLoader(Tokens(run), batch_size=None, shuffle=False))
+        self.batches = iter(DataLoader(pack_pairs.Tokens(run, VOCABULARY), batch_size=None, shuffle=False))
         self.heap: Any = None
         if run.collect:
             gc.collect()
@@ -451,23 +431,13 @@ def record(name: str, folder: Path, rank: int, device: str, idle: Any) -> None:
         print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
 
 
-def child(name: str, folder: Path, rank: int, kind: str, port: int, idle: Any, cores: list[int]) -> None:
+def child(names: list[str], out: Path, rank: int, kind: str, port: int, idle: Any, cores: list[int]) -> None:
     """A rank of one run."""
     warnings.simplefilter("ignore")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "NCCL_NVLS_ENABLE": "0"}
-    device = f"cuda:{rank}" if kind == "cuda" else "cpu"
+    (name,) = names
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if kind == "cuda":
-            os.sched_setaffinity(0, cores)
-            torch.set_num_threads(4)
-            torch.cuda.set_device(rank)
-            dist.init_process_group("nccl", device_id=torch.device(device))
-        else:
-            torch.set_num_threads(1)
-            dist.init_process_group("gloo")
-        record(name, folder, rank, device, idle)
+        (out / name).mkdir(parents=True, exist_ok=True)
+        record(name, out / name, rank, pack_pairs.enter_group(rank, RANKS, kind, port, cores), idle)
         dist.destroy_process_group()
     except Exception:
         print(f"{name}: FAILED on rank {rank}\n{traceback.format_exc()[-1500:]}", flush=True)
@@ -478,44 +448,8 @@ def child(name: str, folder: Path, rank: int, kind: str, port: int, idle: Any, c
 
 def main() -> None:
     options = pack_pairs.options(__doc__)
-    until = time.time() + options.budget
-    names = pack_pairs.runs(BEFORE_IT, options.only)
-    # Forked, so that what was imported is there; this process itself never touches a GPU.
-    fork = multiprocessing.get_context("fork")
-    cores = sorted(os.sched_getaffinity(0))
-    part = max(1, len(cores) // (2 * RANKS))
-    running: list[list[Any]] = []
-    for number, name in enumerate(names):
-        if time.time() > until:
-            print(f"no time left for {name}", flush=True)
-            continue
-        idle = [fork.Event() for _ in range(RANKS)]
-        mine = []
-        for rank in range(RANKS):
-            # While one run writes its traces, the next has the other halves of the cores.
-            at = (2 * rank + number % 2) * part
-            own = cores[at : at + part] or cores
-            more = (name, options.out / name, rank, options.device, 29500 + number, idle[rank], own)
-            mine.append(fork.Process(target=child, args=more))
-            mine[-1].start()
-        began = time.time()
-        while not all(event.is_set() for event in idle) and time.time() - began < 45:
-            time.sleep(0.1)
-            if not all(process.is_alive() for process in mine):
-                time.sleep(1)
-                break
-        if not all(event.is_set() for event in idle):
-            print(f"{name}: hangs", flush=True)
-            for process in mine:
-                process.kill()
-        running.append(mine)
-        for each in running[:-1]:
-            for process in each:
-                process.join(60)
-        running = running[-1:]
-    for each in running:
-        for process in each:
-            process.join(60)
+    groups = [[name] for name in pack_pairs.runs(BEFORE_IT, options.only)]
+    pack_pairs.take_turns(groups, RANKS, child, options, limit_s=lambda names: 45)
     pack_pairs.pack(options.out, list(AFTER))
 
 

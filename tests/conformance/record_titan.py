@@ -20,8 +20,6 @@ os.environ |= SAFE
 import dataclasses
 import functools
 import json
-import multiprocessing
-import socket
 import sys
 import time
 import traceback
@@ -377,15 +375,17 @@ def record(name: str, folder: Path, rank: int, device: str, idle: Any) -> None:
         print(f"{name}:{'' if name in AFTER else shown} {size / 1e3:.0f} kB", flush=True)
 
 
-def child(name: str, folder: Path, rank: int, port: int, idle: Any, cores: list[int]) -> None:
+def child(names: list[str], out: Path, rank: int, kind: str, port: int, idle: Any, cores: list[int]) -> None:
     """A rank of one run."""
     warnings.simplefilter("ignore")
+    (name,) = names
+    folder = out / name
     os.environ |= SAFE | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    device = f"cuda:{rank}" if KIND == "cuda" else "cpu"
+    device = f"cuda:{rank}" if kind == "cuda" else "cpu"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if KIND == "cuda":
+        if kind == "cuda":
             os.sched_setaffinity(0, cores)
             torch.set_num_threads(4)
             torch.cuda.set_device(rank)
@@ -411,48 +411,17 @@ def child(name: str, folder: Path, rank: int, port: int, idle: Any, cores: list[
 def main() -> None:
     options = pack_pairs.options(__doc__)
     assert options.device == KIND
-    until = time.time() + options.budget
     names = pack_pairs.runs(BEFORE_IT, options.only)
     if options.only:
         names += pack_pairs.runs(EXTRA, options.only)
-    # Forked, so that what was imported is there; this process itself never touches a GPU.
-    fork = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    cores = sorted(os.sched_getaffinity(0))
-    part = max(1, len(cores) // (2 * RANKS))
-    running: list[list[Any]] = []
-    for number, name in enumerate(names):
-        if time.time() > until:
-            print(f"no time left for {name}", flush=True)
-            continue
-        idle = [fork.Event() for _ in range(RANKS)]
-        mine = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(RANKS):
-            # While one run writes its traces, the next has the other halves of the cores.
-            at = (2 * rank + number % 2) * part
-            own = cores[at : at + part] or cores
-            more = (name, options.out / name, rank, port, idle[rank], own)
-            mine.append(fork.Process(target=child, args=more))
-            mine[-1].start()
-        began = time.time()
-        limit = COMPILES_S if SEEN[name].compiled else HANGS_S
-        while not all(event.is_set() for event in idle) and time.time() - began < limit:
-            time.sleep(0.1)
-            if any(process.exitcode for process in mine):
-                time.sleep(1)
-                break
-        if not all(event.is_set() for event in idle):
-            print(f"{name}: ended early or hangs", flush=True)
-            for process in mine:
-                process.kill()
-        running.append(mine)
-        for each in running[:-1]:
-            join(each)
-        running = running[-1:]
-    for each in running:
-        join(each)
+    pack_pairs.take_turns(
+        [[name] for name in names],
+        RANKS,
+        child,
+        options,
+        method="fork" if can_fork() else "spawn",
+        limit_s=lambda names: COMPILES_S if SEEN[names[0]].compiled else HANGS_S,
+    )
     pack_pairs.pack(options.out, [*AFTER, *EXTRA])
 
 
@@ -465,14 +434,6 @@ def can_fork() -> bool:
     if not able:
         print("CUDA was called while importing: processes are spawned, which takes longer", flush=True)
     return able
-
-
-def join(processes: list[Any]) -> None:
-    """Wait, but not for ever."""
-    for process in processes:
-        process.join(60)
-        if process.is_alive():
-            process.kill()
 
 
 if __name__ == "__main__":

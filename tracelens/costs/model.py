@@ -25,11 +25,13 @@ import re
 from collections.abc import Callable, Sequence
 from fnmatch import translate
 from functools import cache
+from itertools import compress
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
+from tracelens.costs.sizes import Differ, Sizes, each, merged
 from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
@@ -82,12 +84,52 @@ class CostModel(Struct, frozen=True):
             raise Uncounted(counted)
         return counted
 
+    def count_alike(self, call: OpCall, shapes: Sequence[Any], blocks: Sequence[int]) -> list[OpCost | str]:
+        """What calls must do that differ from `call` in their sizes and their kernel's blocks alone.
+
+        Or the reason why that is not known: kept exceptions would keep the whole trace in memory.
+
+        Args:
+            call: one of them.
+            shapes: of each.
+            blocks: of each.
+        """
+        # What a call called differs in more than sizes, and plugins were written for integers.
+        if len(shapes) >= _FEW and self._is_bundled and not self.inner:
+            try:
+                cost = self.function(call._replace(shapes=merged(shapes), blocks=merged(blocks)))
+                return [OpCost(*of_call) for of_call in each(cost, len(shapes))]
+            except Differ as differ:
+                yes, no = (
+                    iter(self.count_alike(call, [*compress(shapes, part)], [*compress(blocks, part)]))
+                    for part in (differ.answers, [not answer for answer in differ.answers])
+                )
+                return [next(yes if answer else no) for answer in differ.answers]
+            except Uncounted as why:
+                return [why.reason] * len(shapes)
+            except Exception:  # the model does more with a size than calculate, or fails
+                pass
+        counted: list[OpCost | str] = []
+        for of_call in zip(shapes, blocks, strict=True):
+            try:
+                counted.append(self.count(call._replace(shapes=of_call[0], blocks=of_call[1])))
+            except Uncounted as why:
+                counted.append(why.reason)
+        return counted
+
+    @property
+    def _is_bundled(self) -> bool:
+        return self.function.__module__.startswith("tracelens.")
+
     @property
     def doc(self) -> str:
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
 
 COSTS: Registry[CostModel] = Registry("cost", "tracelens.costs")
+
+_FEW = 4
+"""Fewer calls than this are counted one by one."""
 
 NO_SHAPES = "no shapes recorded (record_shapes=True)"
 LONG_LIST = "a list of more than 30 tensors: the profiler records no shapes for it"
@@ -265,7 +307,7 @@ def _parsed_integer(text: str) -> int | None:
 def _dimensions(shape: Any) -> tuple[int, ...]:
     if type(shape) is list or type(shape) is tuple:
         for dim in shape:
-            if type(dim) is not int or dim < 0:
+            if (type(dim) is not int and type(dim) is not Sizes) or dim < 0:
                 break
         else:
             if len(shape) > MOST_DIMENSIONS or _elements(shape) > MOST_ELEMENTS:

@@ -13,7 +13,7 @@ its own. A call is counted by the first of these that can:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from tracelens.trace import (
     argument_dtypes,
     argument_lists,
     argument_texts,
+    decoded,
     describe,
 )
 
@@ -48,6 +49,10 @@ MOSTLY_UNCOUNTED = 0.5
 lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
 CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
 LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
+
+
+Key = tuple[int, ...]
+"""What tells a call from others: codes of its name, its shapes, other arguments, kernel and thread blocks."""
 
 
 class Counted(NamedTuple):
@@ -171,8 +176,8 @@ class _Costing:
                     continue
                 # Copies whose size was not recorded move what their op writes.
                 for row in rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0].tolist():
-                    op, kernel = self.work.op.item(row), self.work.name.item(row)
-                    counted = self._count(op, -1, kernel, self.work.blocks.item(row))
+                    op, kernel = self.work.op.item(row), self.work.names[self.work.name.item(row)]
+                    (counted,) = self._count([op], [self.work.blocks.item(row)], kernel)
                     if isinstance(counted, Counted):
                         moved = copy_cost(kind, counted.cost.write_bytes)
                         copy = self.work.names[self.work.name[row]]
@@ -202,34 +207,59 @@ class _Costing:
         keys = (*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
         group, _ = codes(*keys)
         _, first = np.unique(group, return_index=True)
-        known, coded = self.ops.counted, []
-        for key, (call, forward_call) in zip(_rows(keys, first), _rows((calls, forward), first), strict=True):
-            counted = known.get(key)
-            if counted is None:
-                counted = known[key] = self._count(call, forward_call, *key[-2:])
-            coded.append(self._code(counted))
+        every = [*_rows(keys, first)]
+        self._count_new(
+            dict(zip(every, zip(calls[first].tolist(), forward[first].tolist(), strict=True), strict=True))
+        )
+        coded = [self._code(self.ops.counted[key]) for key in every]
         item, reason = (
             np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
         )
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
 
-    def _count(self, op: int, forward: int, kernel: int, blocks: int) -> Counted | str:
-        """One call of an op, or why it cannot be counted; `kernel` is the name's code of its longest work."""
-        name = self.ops.name(op)
+    def _count_new(self, ops: Mapping[Key, tuple[int, int]]) -> None:
+        """Count the calls that have not been counted yet, those together that differ in sizes alone.
+
+        `ops` has the rows of each op and its forward, by what tells its calls apart.
+        """
+        known = self.ops.counted
+        alike: dict[tuple[int, ...], list[Key]] = {}
+        for key, (op, _) in ops.items():
+            if key not in known:
+                alike.setdefault((key[0], self.ops.structure(op), *key[2:-1]), []).append(key)
+        for same in alike.values():
+            rows, (_, forward), kernel = [ops[key][0] for key in same], ops[same[0]], same[0][-2]
+            counted = self._count(rows, [key[-1] for key in same], self.work.names[kernel], forward)
+            known.update(zip(same, counted, strict=True))
+
+    def _count(
+        self, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+    ) -> list[Counted | str]:
+        """Calls of an op that differ in sizes alone, or why they cannot be counted.
+
+        Args:
+            ops: the rows of one call each.
+            blocks: of the kernel of each.
+            kernel: name of their longest work.
+            forward: row of the forward op of the first one.
+        """
+        name = self.ops.name(ops[0])
         model = find(name)
         if model is None:
-            return unknown(name)
-        call = self.ops.call(op, self.work.names[kernel], blocks, forward)
-        try:
-            cost = model.count(call)
-        except Uncounted as why:
-            known = self.ops.recorded(op) or isinstance(why.reason, Failure)
-            return why.reason if known else NO_SHAPES
+            return [unknown(name)] * len(ops)
+        call = self.ops.call(ops[0], kernel, blocks[0], forward)
+        counted = model.count_alike(call, self.ops.shapes(ops), blocks)
+        return [self._judged(op, cost) for op, cost in zip(ops, counted, strict=True)]
+
+    def _judged(self, op: int, cost: OpCost | str) -> Counted | str:
+        """What a model says of a call of this op, or why that does not count."""
+        if isinstance(cost, str):
+            return cost if self.ops.recorded(op) or isinstance(cost, Failure) else NO_SHAPES
         moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
         if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
             return BEYOND
-        return Counted(name, self.ops.describe(op), cost, cost.note)
+        return Counted(self.ops.name(op), self.ops.describe(op), cost, cost.note)
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""
@@ -295,11 +325,12 @@ class _Costing:
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
 
-def _rows(columns: Sequence[Int], rows: Int) -> Iterator[tuple[int, ...]]:
+def _rows(columns: Sequence[Int], rows: Int) -> Iterator[Key]:
     return zip(*(column[rows].tolist() for column in columns), strict=True)
 
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 _EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
 
 
@@ -318,7 +349,8 @@ class OpCalls:
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
         self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
         # What calls were counted as, or why they were not, by their `keys`, forward keys, kernel and blocks.
-        self.counted: dict[tuple[int, ...], Counted | str] = {}
+        self.counted: dict[Key, Counted | str] = {}
+        self._structures: dict[str, int] = {}
         self._known_lists: dict[str, list[list[Any]]] = {}
         self._known_texts: dict[str, list[str]] = {}
         self._batch, self._batches = _serving_batches(trace)
@@ -410,6 +442,22 @@ class OpCalls:
         """The tensor arguments of the op at an event row as short text."""
         row = self.row.item(op)
         return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
+
+    def structure(self, op: int) -> int:
+        """The same number for ops whose shapes differ in numbers alone."""
+        text = self._recorded("shapes", self.row.item(op)).translate(_NO_DIGITS)
+        return self._structures.setdefault(text, len(self._structures))
+
+    def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
+        """The shapes of the arguments of each of these ops, which have one structure."""
+        texts = [self._recorded("shapes", self.row.item(op)) for op in ops]
+        every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
+        if len(every) != len(texts):  # no list, or none that is recorded
+            return [argument_lists(text) for text in texts]
+        return [
+            [entry if isinstance(entry, list) else [] for entry in shapes] if isinstance(shapes, list) else []
+            for shapes in every
+        ]
 
     def _recorded(self, column: str, row: int) -> str:
         coded = self._text[column]

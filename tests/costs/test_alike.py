@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.costs.test_odd_arguments import KERNELS, ONE_EACH, TYPES, VALUES
-from tracelens.costs import OpCall, OpCost, Uncounted, find, model
-from tracelens.costs.sizes import Differ, Sizes, each, merged
+from tracelens.costs import CostModel, OpCall, OpCost, Uncounted, find
 
 
 def one_by_one(call: OpCall, shapes: Sequence[Any], blocks: Sequence[int]) -> list[OpCost | str]:
@@ -88,73 +87,78 @@ def test_sizes(name: str, shapes: list[Any]) -> None:
     assert together(call, shapes, [8] * len(shapes)) == one_by_one(call, shapes, [8] * len(shapes))
 
 
+def made_up(
+    function: Callable[[OpCall], OpCost], module: str = "tracelens.costs.made_up"
+) -> tuple[CostModel, list[OpCall]]:
+    """A cost model of this function, and the calls with which it is asked."""
+    asked: list[OpCall] = []
+
+    def model(call: OpCall) -> OpCost:
+        asked.append(call)
+        return function(call)
+
+    model.__module__ = module
+    return CostModel("made::up", model), asked
+
+
+def counted(model: CostModel, rows: Sequence[int]) -> list[OpCost | str]:
+    """What a model says of matrices of two columns and as many rows."""
+    return model.count_alike(
+        OpCall("made::up", dtypes=["i8"]), [[[count, 2]] for count in rows], [1] * len(rows)
+    )
+
+
 def test_calls_of_a_kind_are_counted_at_once() -> None:
-    """One call of the model for all, and one more for those that it tells apart."""
-    calls = []
+    """One question for all, and one for each part that it tells apart; none of them of a plugin."""
 
     def rows(call: OpCall) -> OpCost:
-        """Rows."""
-        calls.append(call.shapes)
         x = call.tensor(0)
         return OpCost(x.numel if x.shape[0] > 9 else 0, x.bytes, 0, x.dtype, dims=(("M", x.shape[0]),))
 
-    rows.__module__ = "tracelens.costs.made_up"
-    made = model.CostModel("made::up", rows)
-    counted = made.count_alike(
-        OpCall("made::up", dtypes=["i8"]), [[[size, 2]] for size in range(5, 15)], [1] * 10
-    )
-    assert counted == [OpCost(2 * m if m > 9 else 0, 2 * m, 0, "i8", dims=(("M", m),)) for m in range(5, 15)]
-    assert len(calls) == 3
-    calls.clear()
-    rows.__module__ = "plugin"  # which knows integers alone
-    assert (
-        made.count_alike(OpCall("made::up", dtypes=["i8"]), [[[size, 2]] for size in range(5, 15)], [1] * 10)
-        == counted
-    )
-    assert len(calls) == 10
+    expected = [OpCost(2 * m if m > 9 else 0, 2 * m, 0, "i8", dims=(("M", m),)) for m in range(5, 15)]
+    for module, count in (("tracelens.costs.made_up", 3), ("plugin", 10)):
+        model, asked = made_up(rows, module)
+        assert counted(model, range(5, 15)) == expected
+        assert len(asked) == count
 
 
 def test_a_model_that_fails_fails_for_each() -> None:
-    def failing(call: OpCall) -> OpCost:
-        """Fails with large numbers."""
-        return OpCost(1 // (call.tensor(0).shape[0] - 3), 0, 0, "i8")
-
-    failing.__module__ = "tracelens.costs.made_up"
-    counted = model.CostModel("made::up", failing).count_alike(
-        OpCall("made::up", dtypes=["i8"]), [[[size]] for size in (1, 2, 3, 4)], [1] * 4
-    )
-    assert [isinstance(item, OpCost) for item in counted] == [True, True, False, True]
-    assert "ZeroDivisionError" in str(counted[2])
+    model, _ = made_up(lambda call: OpCost(1 // (call.tensor(0).shape[0] - 3), 0, 0, "i8"))
+    of_calls = counted(model, [1, 2, 3, 4])
+    assert [isinstance(item, OpCost) for item in of_calls] == [True, True, False, True]
+    assert "ZeroDivisionError" in str(of_calls[2])
 
 
-@given(
-    st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=5), st.integers(-9, 9)
-)
-def test_arithmetic_is_that_of_integers(pairs: list[tuple[int, int]], number: int) -> None:
-    left, right = Sizes([a for a, _ in pairs]), Sizes([b for _, b in pairs])
-    assert (left + right * number - left).each == [a + b * number - a for a, b in pairs]
-    assert (number - left + -right).each == [number - a - b for a, b in pairs]
-    answers = [a < b for a, b in pairs]
-    if len({*answers}) == 1:
-        assert (left < right) is answers[0]
-    else:
-        with pytest.raises(Differ) as differ:
-            bool(left < right)
-        assert differ.value.answers == answers
+FORMULAS: list[Callable[[Any], Any]] = [
+    lambda m: 3 * m + m * 5 - (7 - m) + -m + 1 - 2 * m,
+    lambda m: 100 // (m + 1) + m // 3 + m % 4 + 100 % (m + 1) - m,
+    lambda m: max(m, 4) + min(3, m),
+    lambda m: 1 if 2 <= m < 5 else 2 if m > 7 and m >= 8 else 3,
+    lambda m: 1 if m == 4 else 2 if m != 5 else 3,
+    lambda m: 1 if m else 2,
+    lambda m: sum([m, 4, m]),
+    lambda m: m + m * m,
+]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_sizes_calculate_as_integers(formula: Callable[[Any], Any]) -> None:
+    sizes = [0, 3, 4, 5, 9, 1 << 20]
+    model, asked = made_up(lambda call: OpCost(formula(call.tensor(0).shape[0]), 0, 0, "i8"))
+    assert counted(model, sizes) == [OpCost(formula(size), 0, 0, "i8") for size in sizes]
+    assert "Sizes" in {type(call.shapes[0][0]).__name__ for call in asked}
 
 
 @pytest.mark.parametrize(
     "use", [str, hash, int, range, float, "{}".format, lambda size: size / 2, lambda size: size < 2.5]
 )
-def test_what_has_no_answer_for_all(use: Any) -> None:
-    with pytest.raises(TypeError):
-        use(Sizes([1, 2]))
+def test_what_has_no_answer_for_all_is_asked_of_each(use: Callable[[Any], Any]) -> None:
+    def model_with(call: OpCall) -> OpCost:
+        size = call.tensor(0).shape[0]
+        return OpCost(size, 0, 0, "i8", note=repr(use(size)))
 
-
-def test_shapes_are_merged_where_integers_differ() -> None:
-    shapes = merged([[[1, 2], [], [[3]]], [[4, 2], [], [[5]]]])
-    assert (shapes[0][0].each, shapes[0][1], shapes[1], shapes[2][0][0].each) == ((1, 4), 2, [], (3, 5))
-    assert [*each((shapes[0][0], "text", ()), 2)] == [(1, "text", ()), (4, "text", ())]
-    for unlike in ([[1], [1, 2]], [[1], 1], [["s0"], [1]], [[1.5], [2]]):
-        with pytest.raises(TypeError):
-            merged(unlike)
+    model, asked = made_up(model_with)
+    assert counted(model, [1, 2, 3, 4]) == [
+        OpCost(size, 0, 0, "i8", note=repr(use(size))) for size in (1, 2, 3, 4)
+    ]
+    assert len(asked) == 5

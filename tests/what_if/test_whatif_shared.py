@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 import tracelens
 from tests.what_if.replays import run_of
-from tracelens.analysis import SHARED
+from tracelens.analysis import SHARED, combined, in_order, with_required
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure
 from tracelens.table import Skip
@@ -124,3 +125,21 @@ def test_every_read_of_a_scenario_is_declared(monkeypatch: pytest.MonkeyPatch) -
     for text in ("device=mi355x", "ranks=x4", "no_blocking=*item*", "grouped_gemm=0.5"):
         row = whatif(run, [text])["whatif"].iloc[0]
         assert made.project(parse_request(text)).step_ns == row["projected_ns"]
+
+
+def test_it_is_let_go_when_nobody_needs_it() -> None:
+    run, items = tracelens.load(SAMPLES / "one_gpu/loop"), in_order()
+    parts = {item.name: [item.part_of(trace) for trace in run.traces] for item in with_required(items)}
+    alive: dict[str, int] = {}
+
+    def parts_of(name: str) -> list[Any]:
+        gc.collect()
+        alive[name] = sum(type(item) is Projector for item in gc.get_objects())
+        return parts.pop(name)
+
+    results = combined(items, parts_of)
+    assert [result.analyzer for result in results] == [item.name for item in items]
+    assert not parts
+    order = [*alive]
+    assert alive["findings"] == alive["projector"] + 1
+    assert {alive[name] for name in order[order.index("findings") + 1 :]} == {alive["projector"]}

@@ -50,11 +50,11 @@ def test_times_take_four_bytes_each_at_most() -> None:
 def test_a_part_of_another_version_is_one_line() -> None:
     parts = {"kernels": tasks.PackedPart.of({"rows": 1})}
     portion = tasks.Portion("rank0.json", TraceMeta("rank0.json", "kineto"), 0, (0, 1), parts)
-    assert portion.part("kernels") == {"rows": 1}
+    assert portion._replace(parts={**parts}).take("kernels") == {"rows": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.PackedPart, "unpack", _fails(AttributeError("no class Gone")))
         with pytest.raises(TracelensError, match=r"rank0\.json: .*no class Gone"):
-            portion.part("kernels")
+            portion.take("kernels")
 
 
 def _fails(error: Exception) -> Callable[[tasks.PackedPart], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+_MANY_RANKS = 32
+"""Of fewer ranks what is shared is smaller than what it takes to go through all objects."""
 
 
 class Shared(Struct, frozen=True):
@@ -329,6 +334,33 @@ def with_required(requested: Sequence[Analyzer]) -> list[Analyzer | Shared]:
     for item in requested:
         add(item)
     return list(ordered.values())
+
+
+def combined(
+    requested: Sequence[Analyzer], parts_of: Callable[[str], Sequence[Any]], **options: Any
+) -> list[Result]:
+    """The results of analyzers from the parts of all ranks.
+
+    What they share is let go once the last of them has it: of hundreds of ranks it is most of the memory.
+
+    Args:
+        requested: in the order of the results.
+        parts_of: the parts of what has this name, asked for once.
+        options: of the analyzers.
+    """
+    items = with_required(requested)
+    last = {name: item.name for item in items for name in item.shared}
+    results: dict[str, Any] = {}
+    for item in items:
+        parts = parts_of(item.name)
+        results[item.name] = item.combine(parts, results, **options)
+        done = [name for name in item.shared if last[name] == item.name]
+        for name in done:
+            del results[name]
+        if done and len(parts) >= _MANY_RANKS:
+            del parts
+            gc.collect()  # a graph and its replays know each other
+    return [results[item.name] for item in requested]
 
 
 def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> None:

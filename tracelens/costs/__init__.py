@@ -4,6 +4,7 @@ from tracelens.costs.collective import MESSAGE_OPS, Message, message
 from tracelens.costs.model import (
     COSTS,
     NO_SHAPES,
+    CostModel,
     Engine,
     Lengths,
     OpCall,
@@ -20,6 +21,7 @@ __all__ = [
     "COSTS",
     "MESSAGE_OPS",
     "NO_SHAPES",
+    "CostModel",
     "Engine",
     "Lengths",
     "Message",

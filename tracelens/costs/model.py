@@ -107,7 +107,7 @@ class CostModel(Struct, frozen=True):
                 return [next(yes if answer else no) for answer in differ.answers]
             except Uncounted as why:
                 return [why.reason] * len(shapes)
-            except Exception:  # the model does more with a size than calculate, or fails
+            except _FAILURES:  # the model does more with a size than calculate, or has a bug
                 pass
         counted: list[OpCost | str] = []
         for of_call in zip(shapes, blocks, strict=True):
@@ -130,6 +130,15 @@ COSTS: Registry[CostModel] = Registry("cost", "tracelens.costs")
 
 _FEW = 4
 """Fewer calls than this are counted one by one."""
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 NO_SHAPES = "no shapes recorded (record_shapes=True)"
 LONG_LIST = "a list of more than 30 tensors: the profiler records no shapes for it"

@@ -93,11 +93,11 @@ def analyze_run(
         progress: called with a line of text.
         options: of the analyzers.
     """
-    from tracelens.analysis import with_required
+    from tracelens.analysis import combined, with_required
 
     items, cores = with_required(analyzers), jobs()
-    result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
     if not fork or len(run.traces) > 1:
+        result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
         for item in items:
             progress(f"analyzing {item.name}")
             result_of[item.name] = item(run, result_of, **options)
@@ -136,6 +136,4 @@ def analyze_run(
     # The parts say it all.
     trace.forget()
     trim()
-    for item in items:
-        result_of[item.name] = item.combine([parts.pop(item.name)], result_of, **options)
-    return [result_of[item.name] for item in analyzers]
+    return combined(analyzers, lambda name: [parts.pop(name)], **options)

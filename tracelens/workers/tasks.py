@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
@@ -44,6 +44,7 @@ _CONNECT_S = 10
 _WORKERS_S = 60
 """How long a cluster may be without a worker: at the start, or after the last one died."""
 _LOOK_S = 0.05
+_MANY_RANKS = 32
 
 
 class Task(NamedTuple):
@@ -67,23 +68,28 @@ class Portion(NamedTuple):
     rank: int  # that the tables are of
     span: tuple[int, int]  # first and last time of its events, ns
     # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
-    parts: Mapping[str, Any | PackedPart]
+    parts: dict[str, Any | PackedPart]
     trace: bytes = b""  # pickled, as read, where the task says so
 
-    def part(self, name: str) -> Any:
-        """What an analyzer's `combine` needs.
+    def take(self, name: str) -> Any:
+        """What an analyzer's `combine` needs, which is let go.
 
         Raises:
             TracelensError: it was packed by another version of tracelens.
         """
-        part = self.parts[name]
+        part = self.parts.pop(name)
         try:
             return part.unpack() if isinstance(part, PackedPart) else part
         except (AttributeError, ImportError, TypeError) as error:
             raise TracelensError(f"{self.file}: {other_version(error)}") from None
 
     def packed(self) -> Portion:
-        return self._replace(parts={name: PackedPart.of(part) for name, part in self.parts.items()})
+        return self._replace(
+            parts={
+                name: part if isinstance(part, PackedPart) else PackedPart.of(part)
+                for name, part in self.parts.items()
+            }
+        )
 
 
 class PackedPart(NamedTuple):
@@ -201,10 +207,9 @@ def analyze_files(
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analysis import ANALYZERS, with_required
+    from tracelens.analysis import ANALYZERS, combined
     from tracelens.trace import check_ranks, named_ranks
 
-    required = with_required([ANALYZERS.get(name) for name in names])
     tasks = [
         Task(
             path=file,
@@ -222,7 +227,9 @@ def analyze_files(
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)
-        portions.append(portion._replace(trace=b""))
+        # Packed parts take a sixth of the memory, which many ranks need.
+        kept = portion.packed() if len(files) >= _MANY_RANKS else portion
+        portions.append(kept._replace(trace=b""))
         progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
     file_order = {file: number for number, file in reversed([*enumerate(files)])}
     portions.sort(key=lambda portion: file_order[portion.file])
@@ -232,12 +239,12 @@ def analyze_files(
         if rank != portion.rank:
             raise ParseError(portion.meta.path, "its rank is ambiguous; name the files rank<N>.json")
     portions.sort(key=lambda portion: portion.rank)
-    results: dict[str, Any] = {}
-    for item in required:
-        progress(f"combining {item.name}")
-        parts = [portion.part(item.name) for portion in portions]
-        results[item.name] = item.combine(parts, results, **options)
-    return portions, [results[name] for name in names]
+
+    def parts_of(name: str) -> list[Any]:
+        progress(f"combining {name}")
+        return [portion.take(name) for portion in portions]
+
+    return portions, combined([ANALYZERS.get(name) for name in names], parts_of, **options)
 
 
 def carry_out(task: Task, side_traces: SideTraces, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:

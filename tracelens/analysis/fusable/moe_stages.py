@@ -27,7 +27,7 @@ from tracelens.analysis.moe import DISPATCH, FORWARD, PERMUTATION, PHASES, ROUTE
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
-from tracelens.trace import WORK_KINDS, Trace, Union, Work, steps_of, union
+from tracelens.trace import WORK_KINDS, Trace, Union, Work, matching, steps_of, union
 from tracelens.units import plural
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
@@ -248,8 +248,8 @@ def _stage_work(step: StepWork, stage: int, without: str = "") -> StageWork:
 
 def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
     """Whether any kernel of these has such a name."""
-    codes = unique(step.work.name[rows])
-    return any(names.search(step.work.names[code]) for code in codes.tolist())
+    used = unique(step.work.name[rows]).tolist()
+    return bool(matching([step.work.names[code] for code in used], names).any())
 
 
 def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chains:

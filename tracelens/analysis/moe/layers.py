@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -104,10 +105,7 @@ def kinds(trace: Trace) -> Int:
     router = matching(work.names, _ROUTER_KERNEL)
     is_routing = work.category == work.categories.index("moe_routing")
     kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
-    by_name = np.full(len(events.names) + 1, OTHER)
-    for code, name in enumerate(events.names):
-        if match := _OP.fullmatch(name):
-            by_name[code] = _OPS[(match.lastindex or 0) - 1][0]
+    by_name = np.array([*map(_kind_of_op, events.names), OTHER])
     op = work.op
     above = lookup(events.parent, op, -1)
     by_shape = _kinds_by_shape(trace)
@@ -120,6 +118,13 @@ def kinds(trace: Trace) -> Int:
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
     return kind
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind_of_op(name: str) -> int:
+    """The kind of an op by its name, OTHER for what tells none."""
+    match = _OP.fullmatch(name)
+    return _OPS[(match.lastindex or 0) - 1][0] if match else OTHER
 
 
 def _kinds_by_shape(trace: Trace) -> Int:
@@ -496,6 +501,7 @@ def origins(trace: Trace, lexed: Tokens, layer_windows: Sequence[LayerWindow]) -
     return result
 
 
+@lru_cache(maxsize=1 << 14)
 def stage_of(name: str) -> str:
     """The stage that a scope or module of this name stands for, "" for none."""
     if name.startswith("nn.Module: "):

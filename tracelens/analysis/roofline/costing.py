@@ -13,8 +13,8 @@ its own. A call is counted by the first of these that can:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,9 +248,22 @@ class _Costing:
         model = find(name)
         if model is None:
             return [unknown(name)] * len(ops)
-        call = self.ops.call(ops[0], kernel, blocks[0], forward)
-        counted = model.count_alike(call, self.ops.shapes(ops), blocks)
-        return [self._judged(op, cost) for op, cost in zip(ops, counted, strict=True)]
+        known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
+        # What depends on more than its own arguments is counted anew; so are many sizes, which are quickly
+        # counted together and seldom come again.
+        if model.forward or model.batch or model.inner or len(ops) > _MANY_SIZES:
+            known = {}
+        elif len(known) > _MOST_SIZES:
+            known.clear()
+        keys = [(self.ops.shapes_text(op), count) for op, count in zip(ops, blocks, strict=True)]
+        new = [place for place, key in enumerate(keys) if key not in known]
+        if new:
+            rows = [ops[place] for place in new]
+            call = self.ops.call(rows[0], kernel, forward=forward)
+            costs = model.count_alike(call, self.ops.shapes(rows), [blocks[place] for place in new])
+            for place, row, cost in zip(new, rows, costs, strict=True):
+                known[keys[place]] = self._judged(row, cost)
+        return [known[key] for key in keys]
 
     def _judged(self, op: int, cost: OpCost | str) -> Counted | str:
         """What a model says of a call of this op, or why that does not count."""
@@ -327,6 +340,21 @@ class _Costing:
 
 def _rows(columns: Sequence[Int], rows: Int) -> Iterator[Key]:
     return zip(*(column[rows].tolist() for column in columns), strict=True)
+
+
+CallSizes = tuple[str, int]
+"""What tells calls with the same other arguments and kernel apart: shapes, and the kernel's blocks."""
+_MANY_SIZES, _MOST_SIZES = 16, 256
+"""Of alike calls of one trace, and of all traces, that are kept for the next one."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _known_calls(alike: tuple[Hashable, ...]) -> dict[CallSizes, Counted | str]:
+    """What calls of all traces were counted as: the ranks of a job make the same ones.
+
+    `alike` has the cost model and all that such calls share.
+    """
+    return {}
 
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
@@ -443,14 +471,25 @@ class OpCalls:
         row = self.row.item(op)
         return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
+    def arguments(self, op: int) -> tuple[str, str, str, bool]:
+        """All that is recorded of a call beside its shapes."""
+        row = self.row.item(op)
+        is_expanded = self._strides is not None and self._strides.item(row) >= 0
+        strides = self._recorded("strides", row) if is_expanded else ""
+        dtypes, values = (self._recorded(column, row) for column in ("dtypes", "values"))
+        return dtypes, values, strides, self._events.copied.item(op)
+
+    def shapes_text(self, op: int) -> str:
+        return self._recorded("shapes", self.row.item(op))
+
     def structure(self, op: int) -> int:
         """The same number for ops whose shapes differ in numbers alone."""
-        text = self._recorded("shapes", self.row.item(op)).translate(_NO_DIGITS)
+        text = self.shapes_text(op).translate(_NO_DIGITS)
         return self._structures.setdefault(text, len(self._structures))
 
     def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
         """The shapes of the arguments of each of these ops, which have one structure."""
-        texts = [self._recorded("shapes", self.row.item(op)) for op in ops]
+        texts = [*map(self.shapes_text, ops)]
         every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
         if len(every) != len(texts):  # no list, or none that is recorded
             return [argument_lists(text) for text in texts]

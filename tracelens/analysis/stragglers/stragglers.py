@@ -459,39 +459,37 @@ def _by_cause(
 
 def equal_rows(parts: Sequence[Segments], comparison: Comparison) -> list[dict[str, Any]]:
     """Rows of EQUAL, by rank; of ranks that share calls with another."""
-    medians = {
-        part.rank: {
-            name: (ns, count)
-            for name, ns, count in zip(
-                part.host_ops.names,
-                part.host_ops.median_ns.tolist(),
-                part.host_ops.calls.tolist(),
-                strict=True,
-            )
-            if count >= OFTEN
-        }
-        for part in parts
-    }
-    rows = []
-    for rank, own in sorted(medians.items()):
-        others = [of_rank for number, of_rank in medians.items() if number != rank]
-        compared = [
-            (ns / float(np.median(theirs)), ns * count)
-            for name, (ns, count) in own.items()
-            if (theirs := [of_rank[name][0] for of_rank in others if name in of_rank]) and min(theirs) > 0
-        ]
-        gpu = comparison.equal_calls(rank)
-        if not compared and not gpu.calls:
+    compared: dict[int, list[tuple[float, float]]] = {part.rank: [] for part in parts}
+    ops: dict[str, list[tuple[int, int, int]]] = {}
+    for part in parts:
+        columns = part.host_ops.names, part.host_ops.median_ns.tolist(), part.host_ops.calls.tolist()
+        for name, ns, count in zip(*columns, strict=True):
+            if count >= OFTEN:
+                ops.setdefault(name, []).append((part.rank, ns, count))
+    for calls in ops.values():
+        if len(calls) < 2:
             continue
-        ratio, weight = (
-            np.array(column, dtype=float) for column in zip(*compared or [(1.0, 1.0)], strict=True)
-        )
+        median_ns = np.array([ns for _, ns, _ in calls], dtype=float)
+        theirs = median_of_others(median_ns[:, None])[:, 0]
+        timeless = median_ns <= 0
+        usable = timeless.sum() == timeless  # no other rank's call takes no time
+        for (rank, ns, count), of_others, is_usable in zip(
+            calls, theirs.tolist(), usable.tolist(), strict=True
+        ):
+            if is_usable:
+                compared[rank].append((ns / of_others, ns * count))
+    rows = []
+    for rank, own in sorted(compared.items()):
+        gpu = comparison.equal_calls(rank)
+        if not own and not gpu.calls:
+            continue
+        ratio, weight = (np.array(column, dtype=float) for column in zip(*own or [(1.0, 1.0)], strict=True))
         rows.append(
             {
                 "rank": rank,
                 "gpu_calls": round(gpu.calls),
                 "gpu_ratio": gpu.slower if gpu.calls else -1.0,
-                "host_ops": len(compared),
+                "host_ops": len(own),
                 "host_ratio": weighted_quantile(ratio, weight, 0.5),
             }
         )

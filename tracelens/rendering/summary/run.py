@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float, steady_steps, typical_step, whole_steps
+from tracelens.arrays import numbered, steady_steps, typical_step, whole_steps
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -282,7 +282,7 @@ class RunFigures:
         if table is None:
             return None
         rows = np.flatnonzero(table.coded("metric").equals("memory.peak"))
-        return RankSpread.of(by_rank(table, table.array("value"), rows, max))
+        return RankSpread.of(by_rank(table, table.array("value"), rows, np.maximum))
 
     def serving_steps(self) -> dict[str, StepKind]:
         table = self.table("serving", "ranks")
@@ -321,18 +321,16 @@ class RunFigures:
 
 
 def by_rank(
-    table: Table,
-    values: NDArray[Any],
-    rows: NDArray[np.intp] | None = None,
-    merge: Callable[[Sequence[float]], float] = sum,
+    table: Table, values: NDArray[Any], rows: NDArray[np.intp] | None = None, merge: np.ufunc = np.add
 ) -> dict[int, float]:
     """Rank to what the values of its rows come to."""
-    ranks: Sequence[int] = table.array("rank").tolist()
-    collected: dict[int, list[float]] = {}
-    numbers: Float = np.asarray(values, dtype=np.float64)
-    for row in range(len(ranks)) if rows is None else rows.tolist():
-        collected.setdefault(ranks[row], []).append(float(numbers[row]))
-    return {rank: merge(each) for rank, each in sorted(collected.items())}
+    rank, numbers = table.array("rank"), np.asarray(values, dtype=np.float64)
+    if rows is not None:
+        rank, numbers = rank[rows], numbers[rows]
+    ranks, of_row = numbered(rank)
+    result = np.full(len(ranks), -np.inf if merge.identity is None else merge.identity, dtype=np.float64)
+    merge.at(result, of_row, numbers)
+    return dict(zip(ranks.tolist(), result.tolist(), strict=True))
 
 
 def run_verdict(figures: RunFigures) -> str:

@@ -178,14 +178,12 @@ def fuse(
 
 def of_calls(graph: RunGraph, rank: int, factor: Float) -> None:
     """Give each call of a rank the factor of the work that it launches, other calls that of the next one."""
-    launched = np.full(len(graph), -1, dtype=np.int64)
-    launch = (graph.edge == Edge.LAUNCH) & (graph.rank[graph.src] == rank)
-    launched[graph.src[launch]] = graph.dst[launch]
     points = graph.nodes(rank, Node.POINT, Node.WAITED)
-    known = np.flatnonzero(launched[points] >= 0)
+    launched = graph.launched[points]
+    known = np.flatnonzero(launched >= 0)
     following = np.searchsorted(known, np.arange(len(points)))
     has_next = following < len(known)
-    factor[points[has_next]] = factor[launched[points[known[following[has_next]]]]]
+    factor[points[has_next]] = factor[launched[known[following[has_next]]]]
 
 
 def scale_pace(graph: RunGraph, edit: Edit, factor: Float) -> None:

@@ -171,6 +171,14 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
             first = further
         return first
 
+    @cached_property
+    def launched(self) -> Int:
+        """The work that each node launches, -1 for none; of several the last."""
+        launched = np.full(len(self), -1, dtype=np.int64)
+        launch = self.edge == Edge.LAUNCH
+        launched[self.src[launch]] = self.dst[launch]
+        return launched
+
     def is_edge(self, *kinds: Edge) -> Bool:
         """Mask of the edges of these kinds."""
         return np.isin(np.arange(len(Edge)), kinds)[self.edge]

@@ -59,6 +59,7 @@ class Handovers(NamedTuple):
     before: Int  # node that is done
     after: Int  # node that goes on
     lag: Int  # ns between both
+    resumed: Int  # nodes that go on when another thread lets them, though it is not known which one
     unseen: int  # silences known to contain nodes of more threads than they were compared with
 
 
@@ -120,8 +121,9 @@ def host(trace: Trace, draft: Draft) -> RankHost:
 
     A call is a point where it starts; the time until the next point of its thread is the host's own. A call
     that waits for a GPU has a second point where it returns. A thread that is silent while another works and
-    then resumes (the backward pass has its own thread) waited for it, see `handovers`. The host time of
-    blocking calls is added with what they wait for, see `join_waits`.
+    then resumes (the backward pass has its own thread) waited for it, see `handovers`; where it is not known
+    for which one, it keeps its position behind the others, as at its beginning. The host time of blocking
+    calls is added with what they wait for, see `join_waits`.
     """
     events, work, thread = trace.arrays, trace.work, threads(trace)
     if work.cpu_only:
@@ -164,7 +166,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
     # Host time within threads, and what one thread waits for in another.
     back, links = returns(trace, chains), handovers(trace, thread, chains)
     explained = np.zeros(draft.count, dtype=bool)
-    explained[links.after] = explained[returned[waits]] = True
+    explained[links.after] = explained[links.resumed] = explained[returned[waits]] = True
     for number, chain in chains.items():
         src, dst, lag = chain.node[:-1], chain.node[1:], chain.start[1:] - chain.end[:-1]
         lag[back[number].after - 1] = back[number].lag
@@ -172,22 +174,24 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         draft.join(Edge.HOST, src[keep], dst[keep], lag[keep])
     draft.join(Edge.HANDOVER, links.before, links.after, links.lag)
     if chains:
-        # Threads without a handover start keep their position behind what other threads did before: what
-        # ended last before each thread began, on another one. The thread itself had not begun then, but for
-        # nodes without extent at that very time.
-        node, end = (
-            np.concatenate([getattr(chain, name) for chain in chains.values()]) for name in ("node", "end")
+        # Threads without a handover start, or go on, behind what other threads did before: what ended last
+        # then on another one.
+        node, start, end = (
+            np.concatenate([getattr(chain, name) for chain in chains.values()])
+            for name in ("node", "start", "end")
         )
         lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
         first = np.array([int(chain.node[0]) for chain in chains.values()])
-        begun = np.array([int(chain.start[0]) for chain in chains.values()])
+        rows = np.flatnonzero(
+            np.isin(node, first[~np.isin(first, links.after)]) | np.isin(node, links.resumed)
+        )
         order = np.lexsort((node, end))
-        before = np.searchsorted(end[order], begun, side="right") - 1
-        own_lane = np.arange(len(chains))
-        while (same := lookup(lane[order], before, -1) == own_lane).any():
-            before[same] -= 1
-        rows = np.flatnonzero((before >= 0) & ~np.isin(first, links.after))
-        draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
+        before, by_end = np.searchsorted(end[order], start[rows], side="right") - 1, lane[order]
+        # Where each run of nodes of one thread begins: what precedes it is of another one.
+        run = np.maximum.accumulate(np.where(np.diff(by_end, prepend=-1) != 0, np.arange(len(by_end)), 0))
+        before = np.where(lookup(by_end, before, -1) == lane[rows], lookup(run, before, 0) - 1, before)
+        known = before >= 0
+        draft.join(Edge.ORDER, node[order[before[known]]], node[rows[known]])
     return RankHost(
         calls=HostCalls(event, begin, returned),
         marks=(mark, opened, closed),
@@ -207,12 +211,15 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     first is in no op while the other works. Then the other's first node in the gap follows the node before
     the gap, and the node after the gap follows the other's last one.
 
+    A thread that is in no op or call for long, while others work for most of that time, waited for one of
+    them: its next node is one of those that are `resumed`.
+
     `thread` is the number of each event's thread, `chains` thread to its nodes in order.
     """
     lanes = list(chains)
     if len(lanes) < 2:
         none = np.empty(0, dtype=np.int64)
-        return Handovers(none, none, none, 0)
+        return Handovers(none, none, none, none, 0)
     size = [len(chains[number].node) for number in lanes]
     lane = np.repeat(np.arange(len(lanes)), size)
     node, start, end = (
@@ -230,9 +237,10 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     lane_of = np.full(int(thread.max(initial=0)) + 1, -1, dtype=np.int64)
     lane_of[lanes] = np.arange(len(lanes))
     lane_of_event = lane_of[thread]
+    is_active = is_root | events.where("launch")
     ops, active = (
         Covered(lane_of_event[rows], events.start[rows], events.end[rows])
-        for mask in (is_root, is_root | events.where("launch"))
+        for mask in (is_root, is_active)
         for rows in [np.flatnonzero((lane_of_event >= 0) & mask)]
     )
 
@@ -264,7 +272,7 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     outside = active.covered(other, low - around, low) + active.covered(other, high, high + around)
     at_border = active.covered(other, low, low + 1) + active.covered(other, high, high + 1)
     # While neither does anything, such as in a pause of the other's program, nobody can tell who waits.
-    resting = pauses(lane_of_event, events, is_root | events.where("launch")).covered(other, begun, done + 1)
+    resting = pauses(lane_of_event, events, is_active).covered(other, begun, done + 1)
     waits = np.flatnonzero(
         (at_border == 0)
         & (active.covered(other, low, high) >= BUSY_SHARE * (silent - resting))
@@ -275,7 +283,14 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     # Each silence has both of its edges next to each other.
     before, after = (np.stack(pair, axis=1).ravel() for pair in zip(there, back, strict=True))
     lag = np.stack((begun - low, high - done), axis=1)[waits].ravel()
-    return Handovers(node[before], node[after], lag, unseen)
+    # Silences of which no other thread alone has the pattern.
+    silence = np.setdiff1d(gaps, gap[waits])
+    low, high = end[silence], start[silence + 1]
+    rows = np.flatnonzero((lane_of_event >= 0) & is_active)
+    beside = union(events.start[rows], events.end[rows]).covered(low, high)
+    is_wait = (high - low > PAUSE_NS) & (beside >= BUSY_SHARE * (high - low))
+    is_wait &= active.covered(lane[silence], low, high) <= IDLE_SHARE * (high - low)
+    return Handovers(node[before], node[after], lag, node[silence[is_wait] + 1], unseen)
 
 
 def pauses(lane: Int, events: Events, mask: Bool) -> Covered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 
 import pytest
@@ -150,6 +151,15 @@ def test_each_token_once_to_a_rank() -> None:
     assert exchanges(EP2, "dispatch=deepep") == [round(share * EXCHANGE_NS)] * 8
     with pytest.raises(TracelensError, match="dispatch=dedup or"):
         exchanges(EP2, "dispatch=all")
+
+
+def test_messages_tell_how_many_experts_a_token_has() -> None:
+    """A fused router does not; each rank sends three copies of its 9 tokens, 14 and 13 to both ranks."""
+    share = 2 * (1 - comb(4, 3) / comb(8, 3)) / 3
+    uneven = replace(EP2, fused_router=True, tokens=9, chosen=3)
+    assert exchanges(uneven, "dispatch=dedup") == [round(share * EXCHANGE_NS)] * 8
+    # As much for each rank may be a buffer for the worst case.
+    assert "unknown" in reason(recorded(replace(EP2, fused_router=True))[0], "dispatch=dedup")
 
 
 def test_half_of_the_exchange_of_two_micro_batches_hides() -> None:

@@ -204,6 +204,30 @@ def test_the_thread_that_is_waited_for_may_pause(behind: int, number: int) -> No
     assert len(edges(assert_identity(loaded([events])), "handover")) == number
 
 
+@pytest.mark.parametrize(
+    ("busy", "own", "waits"),
+    [
+        (2700, 0, True),
+        (900, 0, False),  # the main thread hardly works: the other one may pause itself
+        (2700, 1500, False),  # at work itself
+    ],
+)
+def test_silence_beside_others_at_work_is_no_host_time(busy: int, own: int, waits: bool) -> None:
+    """A thread that launches one kernel a step, every 3,000 us, while the main thread works for `busy` us."""
+    events = []
+    for number in range(2):
+        begin = 3000 * number
+        events += [step(number, begin, 3000), *call(3 * number + 1, begin + 10)]
+        events += [host("cpu_op", "aten::main", begin + 20, busy)]
+        events += [*call(3 * number + 2, begin + 500, tid=99), *call(3 * number + 3, begin + 2900)]
+        events += [host("cpu_op", "aten::own", begin + 600, own, 99)] if own else []
+    recorded = assert_identity(loaded([events]))
+    graph = recorded.graph
+    own_time = graph.lag[graph.edge == Edge.HOST]
+    assert (3_000_000 in own_time.tolist()) is not waits
+    assert len(edges(recorded, "order")) == 1 + waits
+
+
 def crowd(threads: int) -> Run:
     """A thread pauses for 1,940 us; another one works for half of that, amid two calls each of many more."""
     events = [step(0, 0, 2000), *call(1, 2), *call(2, 1950)]

@@ -286,20 +286,33 @@ def deduplicated_share(trace: Trace) -> float:
     With E experts spread evenly over P ranks and k of them chosen at random, a rank has none of the k with
     probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
     """
-    ranks = len(expert_parallel_group(trace))
-    layer_pass: LayerPass | None = next(
-        (
-            layer_pass
-            for layer_pass in trace.once(regions).passes
-            if layer_pass.experts > 0 and layer_pass.top_k > 0
-        ),
-        None,
-    )
-    if layer_pass is None or ranks < 2 or layer_pass.experts % ranks:
+    ranks, passes = len(expert_parallel_group(trace)), trace.once(regions).passes
+    experts = next((each.experts for each in passes if each.experts > 0 and each.top_k > 0), -1)
+    top_k = next((each.top_k for each in passes if each.experts > 0 and each.top_k > 0), -1)
+    if top_k < 0:  # a fused router does not say
+        experts, top_k = max((each.experts for each in passes), default=-1), _chosen_by_messages(trace)
+    if min(experts, top_k) <= 0 or ranks < 2 or experts % ranks:
         return 1.0
-    elsewhere = layer_pass.experts - layer_pass.experts // ranks
-    copies = ranks * (1 - comb(elsewhere, layer_pass.top_k) / comb(layer_pass.experts, layer_pass.top_k))
-    return copies / layer_pass.top_k
+    elsewhere = experts - experts // ranks
+    copies = ranks * (1 - comb(elsewhere, top_k) / comb(experts, top_k))
+    return copies / top_k
+
+
+def _chosen_by_messages(trace: Trace) -> int:
+    """Experts a token, where each dispatch sends that many copies of every token; -1 where none tells.
+
+    Messages with as much for every rank may be buffers for the worst case.
+    """
+    layers, (rows, work) = trace.once(regions), trace.once(token_messages)
+    is_sent = (layers.stage[work] == DISPATCH) & (layers.phase[work] == PHASES.index("forward"))
+    texts = trace.tables["collectives"].texts("in_split", rows[is_sent])
+    found = set[int]()
+    for text, number in zip(texts, layers.layer_pass[work[is_sent]].tolist(), strict=True):
+        sent, each = integers(text), layers.passes[number]
+        for width in {1, each.hidden} if len({*sent}) > 1 and each.tokens > 0 else ():
+            copies, rest = divmod(sum(sent), each.tokens * max(width, 1))
+            found |= {copies} if not rest and 1 < copies <= each.experts else set()
+    return found.pop() if len(found) == 1 else -1
 
 
 def blocking(trace: Trace) -> Blocking:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from tracelens.analysis.common import call_time, grammar, group_kind, integers
 from tracelens.arrays import Bool, Int, lookup, numbered, ordered, unique
-from tracelens.costs import NO_SHAPES, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
+from tracelens.costs import NO_SHAPES, CostModel, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
 from tracelens.table import Coded, Table, codes, nearest, sums
@@ -248,22 +248,29 @@ class _Costing:
         model = find(name)
         if model is None:
             return [unknown(name)] * len(ops)
-        known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
         # What depends on more than its own arguments is counted anew; so are many sizes, which are quickly
         # counted together and seldom come again.
         if model.forward or model.batch or model.inner or len(ops) > _MANY_SIZES:
-            known = {}
-        elif len(known) > _MOST_SIZES:
+            return self._counted(model, ops, blocks, kernel, forward)
+        known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
+        if len(known) > _MOST_SIZES:
             known.clear()
         keys = [(self.ops.shapes_text(op), count) for op, count in zip(ops, blocks, strict=True)]
         new = [place for place, key in enumerate(keys) if key not in known]
         if new:
-            rows = [ops[place] for place in new]
-            call = self.ops.call(rows[0], kernel, forward=forward)
-            costs = model.count_alike(call, self.ops.shapes(rows), [blocks[place] for place in new])
-            for place, row, cost in zip(new, rows, costs, strict=True):
-                known[keys[place]] = self._judged(row, cost)
+            rows, counts = ([every[place] for place in new] for every in (ops, blocks))
+            known.update(
+                zip((keys[place] for place in new), self._counted(model, rows, counts, kernel), strict=True)
+            )
         return [known[key] for key in keys]
+
+    def _counted(
+        self, model: CostModel, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+    ) -> list[Counted | str]:
+        """What a model says of calls; arguments as of `_count`."""
+        call = self.ops.call(ops[0], kernel, forward=forward)
+        costs = model.count_alike(call, self.ops.shapes(ops), blocks)
+        return [self._judged(op, cost) for op, cost in zip(ops, costs, strict=True)]
 
     def _judged(self, op: int, cost: OpCost | str) -> Counted | str:
         """What a model says of a call of this op, or why that does not count."""

@@ -16,9 +16,8 @@ from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import Trace, difference
 from tracelens.units import duration
-from tracelens.what_if import NotApplicable, ScenarioContext, scenario, work_costs
+from tracelens.what_if import USUAL_HOST_SHARE, NotApplicable, ScenarioContext, scenario, work_costs
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph, drop_work, marked, marked_calls, unblock
-from tracelens.what_if.thresholds import USUAL_HOST_SHARE
 
 CHECKPOINT_NS = 1_000_000
 HOOKS_SHARE = 0.15

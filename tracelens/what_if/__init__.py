@@ -15,12 +15,13 @@ from tracelens.what_if.scenario import (
     scenario,
     work_costs,
 )
-from tracelens.what_if.thresholds import DOUBTFUL
+from tracelens.what_if.thresholds import DOUBTFUL, USUAL_HOST_SHARE
 
 __all__ = [
     "DOUBTFUL",
     "SCENARIOS",
     "TABLES",
+    "USUAL_HOST_SHARE",
     "Edge",
     "Edit",
     "Node",

@@ -2,6 +2,7 @@
 
 from tracelens.analysis.analyzer import (
     ANALYZERS,
+    MANY_RANKS,
     SHARED,
     Analyzer,
     Shared,
@@ -16,6 +17,7 @@ from tracelens.analysis.analyzer import (
 
 __all__ = [
     "ANALYZERS",
+    "MANY_RANKS",
     "SHARED",
     "Analyzer",
     "Shared",

@@ -25,8 +25,8 @@ T = TypeVar("T")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-_MANY_RANKS = 32
-"""Of fewer ranks what is shared is smaller than what it takes to go through all objects."""
+MANY_RANKS = 32
+"""From here on memory counts more than the time that it takes to save some."""
 
 
 class Shared(Struct, frozen=True):
@@ -357,7 +357,7 @@ def combined(
         done = [name for name in item.shared if last[name] == item.name]
         for name in done:
             del results[name]
-        if done and len(parts) >= _MANY_RANKS:
+        if done and len(parts) >= MANY_RANKS:
             del parts
             gc.collect()  # a graph and its replays know each other
     return [results[item.name] for item in requested]

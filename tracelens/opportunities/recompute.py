@@ -283,8 +283,7 @@ def _unhook(graph: RunGraph, edit: Edit, by_rank: Sequence[Recompute], layers: S
     for rank, own in enumerate(by_rank):
         edges = own_time[rank_of == rank]
         order = np.argsort(own.hooked, kind="stable")
-        place = np.searchsorted(own.hooked[order], graph.event[graph.dst[edges]])
-        layer = own.hooked_layer[order][place]
+        layer = own.hooked_layer[order][np.searchsorted(own.hooked[order], graph.event[graph.dst[edges]])]
         lag = edit.lag[edges].astype(float)
         own_ns = np.bincount(layer, lag, len(own.regions))
         cost_ns = own.regions * CHECKPOINT_NS * pace + HOOKS_SHARE * own_ns

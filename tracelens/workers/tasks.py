@@ -44,7 +44,6 @@ _CONNECT_S = 10
 _WORKERS_S = 60
 """How long a cluster may be without a worker: at the start, or after the last one died."""
 _LOOK_S = 0.05
-_MANY_RANKS = 32
 
 
 class Task(NamedTuple):
@@ -207,7 +206,7 @@ def analyze_files(
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analysis import ANALYZERS, combined
+    from tracelens.analysis import ANALYZERS, MANY_RANKS, combined
     from tracelens.trace import check_ranks, named_ranks
 
     tasks = [
@@ -227,8 +226,7 @@ def analyze_files(
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)
-        # Packed parts take a sixth of the memory, which many ranks need.
-        kept = portion.packed() if len(files) >= _MANY_RANKS else portion
+        kept = portion.packed() if len(files) >= MANY_RANKS else portion
         portions.append(kept._replace(trace=b""))
         progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
     file_order = {file: number for number, file in reversed([*enumerate(files)])}

@@ -287,8 +287,8 @@ def deduplicated_share(trace: Trace) -> float:
     probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
     """
     ranks, passes = len(expert_parallel_group(trace)), trace.once(regions).passes
-    experts = next((each.experts for each in passes if each.experts > 0 and each.top_k > 0), -1)
-    top_k = next((each.top_k for each in passes if each.experts > 0 and each.top_k > 0), -1)
+    choices = ((each.experts, each.top_k) for each in passes)
+    experts, top_k = next((choice for choice in choices if min(choice) > 0), (-1, -1))
     if top_k < 0:  # a fused router does not say
         experts, top_k = max((each.experts for each in passes), default=-1), _chosen_by_messages(trace)
     if min(experts, top_k) <= 0 or ranks < 2 or experts % ranks:
@@ -306,13 +306,13 @@ def _chosen_by_messages(trace: Trace) -> int:
     layers, (rows, work) = trace.once(regions), trace.once(token_messages)
     is_sent = (layers.stage[work] == DISPATCH) & (layers.phase[work] == PHASES.index("forward"))
     texts = trace.tables["collectives"].texts("in_split", rows[is_sent])
-    found = set[int]()
+    counts = set[int]()
     for text, number in zip(texts, layers.layer_pass[work[is_sent]].tolist(), strict=True):
         sent, each = integers(text), layers.passes[number]
         for width in {1, each.hidden} if len({*sent}) > 1 and each.tokens > 0 else ():
             copies, rest = divmod(sum(sent), each.tokens * max(width, 1))
-            found |= {copies} if not rest and 1 < copies <= each.experts else set()
-    return found.pop() if len(found) == 1 else -1
+            counts |= {copies} if not rest and 1 < copies <= each.experts else set()
+    return counts.pop() if len(counts) == 1 else -1
 
 
 def blocking(trace: Trace) -> Blocking:

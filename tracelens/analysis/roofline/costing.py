@@ -208,9 +208,7 @@ class _Costing:
         group, _ = codes(*keys)
         _, first = np.unique(group, return_index=True)
         every = [*_rows(keys, first)]
-        self._count_new(
-            dict(zip(every, zip(calls[first].tolist(), forward[first].tolist(), strict=True), strict=True))
-        )
+        self._count_new(dict(zip(every, _rows((calls, forward), first), strict=True)))
         coded = [self._code(self.ops.counted[key]) for key in every]
         item, reason = (
             np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
@@ -218,7 +216,7 @@ class _Costing:
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
 
-    def _count_new(self, ops: Mapping[Key, tuple[int, int]]) -> None:
+    def _count_new(self, ops: Mapping[Key, Sequence[int]]) -> None:
         """Count the calls that have not been counted yet, those together that differ in sizes alone.
 
         `ops` has the rows of each op and its forward, by what tells its calls apart.

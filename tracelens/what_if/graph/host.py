@@ -182,9 +182,8 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         )
         lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
         first = np.array([int(chain.node[0]) for chain in chains.values()])
-        rows = np.flatnonzero(
-            np.isin(node, first[~np.isin(first, links.after)]) | np.isin(node, links.resumed)
-        )
+        unexplained = np.concatenate((first[~np.isin(first, links.after)], links.resumed))
+        rows = np.flatnonzero(np.isin(node, unexplained))
         order = np.lexsort((node, end))
         before, by_end = np.searchsorted(end[order], start[rows], side="right") - 1, lane[order]
         # Where each run of nodes of one thread begins: what precedes it is of another one.

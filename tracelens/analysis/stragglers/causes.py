@@ -468,7 +468,7 @@ class Delays(NamedTuple):
             return np.zeros(ranks)
         ns = ns.sum(axis=2, keepdims=True) if anywhere else ns
         least = ns.copy()
-        if not anywhere:
+        if not anywhere or steps > 2:
             least[:, 0, 0] = np.inf  # part of it may precede the recording
         skipped = max(int(np.ceil(RECURS_QUANTILE * steps)) - 1, 0)
         least, most = np.sort(least, axis=1)[:, skipped], np.sort(ns, axis=1)[:, -1 - skipped]

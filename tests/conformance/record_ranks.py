@@ -49,6 +49,8 @@ class Run:
         sizes: where the sizes of all-to-alls come from: the host knows them, or reads them in each layer.
         skew: added to the scores of rank 0's experts.
         sync: gradients are reduced after each micro-batch, not only after the last.
+        hosts: that the ranks seem to be on; messages among them go over sockets.
+        flat: gradients are reduced over all ranks at once, not first within each host.
         ranks: those on which a fault happens.
     """
 
@@ -69,6 +71,8 @@ class Run:
     recompute: bool = False
     sync: bool = False
     reshard: bool = False
+    hosts: int = 1
+    flat: bool = True
     ranks: tuple[int, ...] = ALL
     pause: tuple[float, str] = (0.0, "")
     collect: str = ""
@@ -90,6 +94,8 @@ EPW = Run("experts", 4, 1536, 1024, 4, 1024, experts=24, top_k=6)
 DDP_DEEP = Run("ddp", 8, 1536, 6144, 2, 1024, micro_batches=2)
 FSDP_WIDE = Run("fsdp", 4, 3072, 12288, 1, 2048)
 TP_LONG = Run("tensor", 3, 4096, 16384, 1, 2048)
+HOSTS = Run("ddp", 4, 1536, 6144, 4, 1024, hosts=2, flat=False)
+HOSTS_WIDE = Run("ddp", 2, 2560, 10240, 4, 1024, micro_batches=2, hosts=2, flat=False)
 
 AFTER = {
     "ep": EP,
@@ -102,6 +108,8 @@ AFTER = {
     "ddp_deep": DDP_DEEP,
     "fsdp_wide": FSDP_WIDE,
     "tp_long": TP_LONG,
+    "hosts": HOSTS,
+    "hosts_wide": HOSTS_WIDE,
 }
 BEFORE_IT = {
     "ep.sizes": EP.but(sizes="read"),
@@ -155,6 +163,9 @@ BEFORE_IT = {
     "fsdp_wide.loader": FSDP_WIDE.but(loader_s=0.05, ranks=(1,)),
     "tp_long.recompute": TP_LONG.but(recompute=True),
     "tp_long.collect_middle": TP_LONG.but(collect="middle", ranks=(1,)),
+    "hosts.flat": HOSTS.but(flat=True),
+    "hosts_wide.flat": HOSTS_WIDE.but(flat=True),
+    "hosts_wide.sync": HOSTS_WIDE.but(sync=True),
 }
 VOCABULARY = 16384
 
@@ -307,6 +318,36 @@ class Model(nn.Module):
         return functional.cross_entropy(logits, tokens[:, 1:].flatten())
 
 
+class HostReduction:
+    """Means of DDP's buckets: within each host, then across hosts, each rank its part."""
+
+    def __init__(self, hosts: int, rank: int, device: str) -> None:
+        count = RANKS // hosts
+        own, part = divmod(rank, count)
+        inside = [dist.new_group([host * count + each for each in range(count)]) for host in range(hosts)]
+        across = [dist.new_group([host * count + each for host in range(hosts)]) for each in range(count)]
+        self.inside, self.across, self.count = inside[own], across[part], count
+        self.device = device
+        self.stream = torch.cuda.Stream() if device.startswith("cuda") else None
+
+    def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses types that are text
+        devices = [torch.device(self.device)] if self.stream else []
+        done: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        with ExitStack() as around:
+            if self.stream:  # beside the backward pass, as DDP's own reduction
+                self.stream.wait_stream(torch.cuda.current_stream())
+                around.enter_context(torch.cuda.stream(self.stream))
+            flat = bucket.buffer().div_(RANKS)
+            whole = functional.pad(flat, (0, -len(flat) % self.count))
+            part = whole.new_empty(len(whole) // self.count)
+            dist.reduce_scatter_tensor(part, whole, group=self.inside)
+            dist.all_reduce(part, group=self.across)
+            dist.all_gather_into_tensor(whole, part, group=self.inside)
+            flat.copy_(whole[: len(flat)])
+            done.set_result(flat)
+        return done
+
+
 class Trainer:
     """Steps of a rank."""
 
@@ -327,6 +368,8 @@ class Trainer:
             self.model = DistributedDataParallel(
                 self.model, device_ids=[rank] if cuda else None, broadcast_buffers=False
             )
+            if not run.flat:
+                self.model.register_comm_hook(None, HostReduction(run.hosts, rank, device).reduce)
         if run.kind == "fsdp":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             for block in self.model.blocks:
@@ -437,6 +480,9 @@ def child(names: list[str], out: Path, rank: int, kind: str, port: int, idle: An
     (name,) = names
     try:
         (out / name).mkdir(parents=True, exist_ok=True)
+        hosts = {**AFTER, **BEFORE_IT}[name].hosts
+        if hosts > 1:
+            pack_pairs.seem_on_host(rank * hosts // RANKS)
         record(name, out / name, rank, pack_pairs.enter_group(rank, RANKS, kind, port, cores), idle)
         dist.destroy_process_group()
     except Exception:

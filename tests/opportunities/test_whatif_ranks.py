@@ -106,7 +106,7 @@ def exchange(group: str) -> Run:
 
 
 def ranks(run: Run, scenario: str) -> Result:
-    return whatif(run, [scenario], device="h200")
+    return whatif(run, [scenario], device="h100")
 
 
 def test_the_last_of_more_ranks_comes_later() -> None:

@@ -47,7 +47,9 @@ EXPLAINED = (
     "late_launch",
 )
 """Causes that can be removed on the late rank."""
-PASSING = ("kernel_loading", "profiler")
+HOST_CAUSES = EXPLAINED[2:]
+"""Those of them that are its host's."""
+PASSING = ("kernel_loading", "profiler", "recording_began")
 """Causes that go by themselves: what nobody has to fix counts nowhere."""
 UNEVEN = ("token_load",)
 UNEXPLAINED = ("inherited", "unknown")
@@ -262,7 +264,7 @@ def _waiting(
     if not for_causes.any():
         other_causes = ", ".join(sorted(set(cause.texts(counted))))
         return f"the waiting in collectives has other causes: {other_causes}"
-    of_late_rank = _late_rank_significance(results["stragglers"])
+    of_late_rank, certain = _late_rank_significance(results["stragglers"])
     if significance is not None:
         for_causes &= np.isin(of_late_rank, significance)
         if not for_causes.any():
@@ -283,7 +285,10 @@ def _waiting(
             worst = blamed_ns >= BLAMED_SHARE * blamed_ns.sum()
             scenario = _paces(late[worst], blamed_ns[worst])
     named = note != NOBODY and causes != UNEXPLAINED
-    title, fix, main_cause = _blamed(lost, for_causes, scenario or "") if named else ("", "", "")
+    title, fix, main_cause = "", "", ""
+    if named:
+        sure = for_causes & certain
+        title, fix, main_cause = _blamed(lost, sure if sure.any() else for_causes, scenario or "")
     steps = step_count(results)
     return {
         rank: _waiting_of_rank(lost, rank, counted, for_causes, causes, steps, confidence, note)._replace(
@@ -336,8 +341,12 @@ def _blamed(lost: Table, rows: Bool, scenario: str) -> tuple[str, str, str]:
     return title, fix, cause
 
 
-def _late_rank_significance(stragglers: Result) -> NDArray[np.str_]:
-    """How significant the late rank is for the cause, by row of `lost`."""
+def _late_rank_significance(stragglers: Result) -> tuple[NDArray[np.str_], Bool]:
+    """How significant the late rank is for the cause, by row of `lost`, and whether for that cause itself.
+
+    Whatever else the host of a straggler does late goes with what it is a straggler for: one that another
+    process keeps from its core stalls inside ops, between them and in calls, and launches late.
+    """
     lost, table = stragglers.data["lost"], stragglers.data["causes"]
     pairs = zip(table.array("rank").tolist(), table.texts("cause"), strict=True)
     of_pair = dict(zip(pairs, table.texts("significance"), strict=True))
@@ -345,8 +354,12 @@ def _late_rank_significance(stragglers: Result) -> NDArray[np.str_]:
     ranks = stragglers.data["stragglers"]
     of_rank = dict(zip(ranks.array("rank").tolist(), ranks.texts("significance"), strict=True))
     of_pair = {pair: of_rank[pair[0]] if text == UNTESTED else text for pair, text in of_pair.items()}
-    waits = zip(lost.array("late_rank").tolist(), lost.texts("cause"), strict=True)
-    return np.array([of_pair.get(pair, UNTESTED) for pair in waits], dtype=np.str_)
+    certain = {pair for pair, text in of_pair.items() if text == SIGNIFICANT}
+    held = {rank for rank, cause in certain if cause in HOST_CAUSES}
+    of_pair |= {pair: SIGNIFICANT for pair in of_pair if pair[0] in held and pair[1] in HOST_CAUSES}
+    waits = [*zip(lost.array("late_rank").tolist(), lost.texts("cause"), strict=True)]
+    of_row = np.array([of_pair.get(wait, UNTESTED) for wait in waits], dtype=np.str_)
+    return of_row, np.array([wait in certain for wait in waits], dtype=bool)
 
 
 def _waiting_of_rank(
@@ -399,7 +412,11 @@ def _waiting_of_rank(
         saving,
         union(start[for_causes], start[for_causes] + dur[for_causes]),
         whole
-        + (f"{duration(passing)} while ranks load kernels or record, not counted; " if passing else "")
+        + (
+            f"{duration(passing)} while ranks load kernels, record or begin to, not counted; "
+            if passing
+            else ""
+        )
         + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
         confidence,
     )

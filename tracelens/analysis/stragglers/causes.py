@@ -74,9 +74,11 @@ CAUSES = (
     "profiler",
     "stalled_host",
     "late_launch",
+    "recording_began",
     "inherited",
     "unknown",
 )
+_BEFORE_RECORDING = -2  # where lateness comes from that was there when the recording began
 IDLE = {
     SILENT: "silent_host",
     PYTHON: "python_code",
@@ -311,6 +313,8 @@ class Comparison:
         """
         collective = self._collectives[index]
         last = collective.last
+        if before == _BEFORE_RECORDING:
+            return StragglerVerdict(last.rank, "recording_began", text, late)
         # Clocks that are off can turn the order of two around.
         origin = self._verdicts.get(before)
         if (
@@ -333,7 +337,7 @@ class Comparison:
             kernels = self._spans.ends[last.rank].between(None, start)
             text = f"had left the communication before it {duration(begun)} later than the others"
             if not len(kernels):
-                return f"its recording began {duration(begun)} later than the others'", -1
+                return f"its recording began {duration(begun)} later than the others'", _BEFORE_RECORDING
             kernel = int(kernels[-1])
         else:
             text = f"spent {duration(times[COMM])} in other communication (others {duration(typical[COMM])})"

@@ -113,7 +113,8 @@ WHY = {
     "stalled_host": "GPU idle: the host stood still inside an op, which took 10 times as long as its like "
     "(another process had the core, or the op waited for a lock, a page or other threads)",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
-    "inherited": "already late when it left a collective of another group, or when its recording began",
+    "recording_began": "its recording began later than the others': what it did before is not in the trace",
+    "inherited": "already late when it left a collective of another group",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
     f"than {SMALL_NS // 1000} µs in total",
 }
@@ -169,7 +170,7 @@ _EFFECT = (
         f"with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
         f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
         f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
-        f"{UNTESTED}: inherited lateness",
+        f"{UNTESTED}: lateness from before",
     ),
 )
 STRAGGLERS = Schema(

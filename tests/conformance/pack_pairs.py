@@ -188,7 +188,11 @@ def squeeze(folder: Path, rank: int = 0) -> None:
     """A rank's trace in zstandard, in half the bytes, without the name of the file it was written to."""
     path = folder / f"rank{rank}.json.gz"
     text = gzip.decompress(path.read_bytes())
-    text = re.sub(rb'"traceName": "[^"]*"', b'"traceName": "trace"', text)
+    name = b'"traceName": "trace"'
+    if host := os.environ.get("NCCL_HOSTID"):  # torch 2.11 writes no host on a GPU
+        name += f', "host_name": "{host}"'.encode()
+    text = re.sub(rb'"host_name": "[^"]*",?', b"", text)
+    text = re.sub(rb'"traceName": "[^"]*"', name, text)
     path.with_suffix(".zst").write_bytes(zstandard.ZstdCompressor(level=12).compress(text))
     path.unlink()
 

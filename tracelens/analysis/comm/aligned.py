@@ -211,6 +211,7 @@ class Clock(NamedTuple):
     host: int  # number of the host, 0 for that of the lowest rank; ranks of one host share a clock
     offset_ns: int  # to be subtracted from the rank's times to get those of host 0
     residual_ns: int  # how far apart the ends of collectives still are, the median
+    latency_ns: int  # of these collectives, the median
     collectives: int  # those that it is measured by; 0 where none reaches the rank and its offset is unknown
 
 
@@ -672,14 +673,22 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
     offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
     # How far the ends of collectives are apart once the offsets are subtracted.
     residuals: dict[int, list[int]] = {rank: [] for rank in offset}
+    latencies: dict[int, list[int]] = {rank: [] for rank in offset}
     for collective in collectives:
+        latency_ns = collective.latency_ns
         ends = {member.rank: member.end - offset[member.rank] for member in collective.participants}
         typical = _median([*ends.values()])
         for rank, end in ends.items():
             residuals[rank].append(abs(end - typical))
+            latencies[rank].append(latency_ns)
     return [
         Clock(
-            rank, host[rank], offset[rank], _median(spread) if (spread := residuals[rank]) else 0, len(spread)
+            rank=rank,
+            host=host[rank],
+            offset_ns=offset[rank],
+            residual_ns=_median(residuals[rank] or [0]),
+            latency_ns=_median(latencies[rank] or [0]),
+            collectives=len(residuals[rank]),
         )
         for rank in sorted(host)
     ]

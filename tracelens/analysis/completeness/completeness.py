@@ -130,6 +130,8 @@ ENDS_APART_NS = 100_000
 
 On CPUs, the scheduler of a busy machine ends them milliseconds apart.
 """
+ENDS_APART_SHARE = 0.05
+"""Over a slow link the last part of a message reaches some ranks later: 1% of the latency was seen."""
 LEAST_COLLECTIVES = 5
 """Collectives that tell whether a clock fits."""
 LEAST_RANKS = 4
@@ -423,7 +425,7 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     with_gpus = {record.rank for record in records if not record.cpu_only}
     for reading in aligned.clocks:
         enough = reading.rank in with_gpus and reading.collectives >= LEAST_COLLECTIVES
-        if enough and reading.residual_ns > ENDS_APART_NS:
+        if enough and reading.residual_ns > max(ENDS_APART_NS, ENDS_APART_SHARE * reading.latency_ns):
             evidence = (
                 f"its collectives end {milliseconds(reading.residual_ns)} apart from those of the other "
                 f"ranks, the median of {reading.collectives:,}"

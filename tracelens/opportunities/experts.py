@@ -721,18 +721,20 @@ def _even_share(collective: MatchedCollective, measured: Measured) -> float:
     records = [member.record for member in collective.participants]
     if not collective.collective.startswith(ALL_TO_ALLS) or len(records) < max(records[0].size, 2):
         return 1.0
-    volumes = []
+    count, busiest, total = len(records), 0, 0
     for place, record in enumerate(records):
         sides = record.sent_to, record.received_from
-        if any(len(side) != len(records) for side in sides):
+        if any(len(side) != count for side in sides):
             return 1.0
-        volumes.append(max(sum(side) - side[place] for side in sides))
-    if not max(volumes):
+        busiest = max(busiest, *(sum(side) - side[place] for side in sides))
+        total += sum(record.sent_to)
+    # Buffers hold what stays on the rank, too: in equal ones, as much as goes to each other rank.
+    even = total / count
+    buffer = busiest * count / (count - 1)
+    if even >= buffer:
         return 1.0
-    count, mean, busiest = len(records), float(np.mean(volumes)), max(volumes)
-    # Buffers hold what stays on the rank, too.
-    before = message_seconds(measured, "all_to_all", busiest * count / (count - 1), count, busiest / mean)
-    after = message_seconds(measured, "all_to_all", mean * count / (count - 1), count)
+    before = message_seconds(measured, "all_to_all", buffer, count, buffer / even)
+    after = message_seconds(measured, "all_to_all", even, count)
     if before is None or after is None or count > GPUS_PER_NODE:
-        return mean / busiest
+        return even / buffer
     return after.seconds / before.seconds

@@ -33,6 +33,7 @@ STRAGGLERS = {
     "item_per_layer": (1, "blocking_call", 3.5),
     "skewed_tokens": (1, "token_load", 3.5),
     "slow_host": (1, "stalled_host", 8.5),
+    "slow_host_four": (1, "stalled_host", 6.5),  # part of it precedes the recording
 }
 PROGRAM = {"permute_unfused", "slow_kernels"}
 """What the program does in each run: it moves tokens with plain indexing."""
@@ -118,7 +119,7 @@ def test_a_host_on_a_busy_core_stalls_inside_its_ops() -> None:
     assert "cpu.stat" in finding["remedy"]
 
 
-@pytest.mark.parametrize("name", [name for name in TOLD if name != "slow_host"])
+@pytest.mark.parametrize("name", [name for name in TOLD if not name.startswith("slow_host")])
 def test_no_other_host_stalls(name: str) -> None:
     assert "stalled host" not in set(analyzed(name, "idle")["causes"]["cause"])
 

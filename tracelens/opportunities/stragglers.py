@@ -413,7 +413,7 @@ def _waiting_of_rank(
         union(start[for_causes], start[for_causes] + dur[for_causes]),
         whole
         + (
-            f"{duration(passing)} while ranks load kernels, record or begin to, not counted; "
+            f"{duration(passing)} while ranks load kernels, record or begin to record, not counted; "
             if passing
             else ""
         )

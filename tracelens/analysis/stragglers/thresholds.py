@@ -46,8 +46,9 @@ TINY = 0.001  # share of a step; smaller delays are no opportunities for a false
 # recordings without such a fault the most is 0.058 for an idle GPU (two hosts that both sleep, 2 ms apart)
 # and 0.092 for work (under FSDP); of 14 with one the least is 0.107. Late launches are left out: hosts differ
 # by more from run to run (0.28). What stands still may do so anywhere in a step, of three and more behind the
-# first, part of which precedes the recording. Of over 300 recordings, of two to eight ranks, the least with such
-# a fault is 0.11 (four hosts on a busy core: 0.15 to 0.27), the most without one 0.075, and 0.043 of three steps.
+# first, part of which precedes the recording. Of over 300 recordings, of two to eight ranks, the least with
+# such a fault is 0.11 (four hosts on a busy core: 0.15 to 0.27), the most without one 0.075, and 0.043 of
+# three steps.
 RECURS, RECURS_QUANTILE = 0.1, 0.25
 USUAL_WEIGHT = 5.0  # times that a delay counts less at a place where the others lose as much
 # The variance of a mean of steps with a correlation of 1/2 from one to the next, (1 + r) / (1 - r), against

@@ -17,7 +17,7 @@ ALLREDUCE = (
 )
 
 
-def comm(kernels: str, *, record: str = "", size: int = 2, more: str = "") -> str:
+def comm(kernels: str, *, record: str = "", size: int = 2, gpu: int = 0, more: str = "") -> str:
     """A rank with one collective a letter in `kernels`, asked for at the left."""
     letters = "".join(dict.fromkeys(letter for letter in kernels if letter.isalnum()))
     ranks = str(list(range(size))).replace(" ", "")
@@ -26,7 +26,7 @@ def comm(kernels: str, *, record: str = "", size: int = 2, more: str = "") -> st
     return aligned(f"""
         {what}      | {"- " * len(letters)}
         launch      | {calls}
-        s9 ncclDevKernel_AllReduce | {kernels}
+        s9 ncclDevKernel_AllReduce device={gpu} | {kernels}
         {more}
     """)
 
@@ -223,6 +223,18 @@ def test_clocks_of_other_hosts_are_set_right() -> None:
         (1000, 0, 2000),
     ]
     assert records(result["ranks"], "wait_ns") == [(1000,), (0,), (1000,), (1000,)]
+
+
+@pytest.mark.parametrize(("gpus", "hosts"), [((0, 1, 2), (0, 0, 0)), ((0, 1, 0), (0, 0, 1))])
+def test_a_machine_has_each_gpu_once(gpus: tuple[int, ...], hosts: tuple[int, ...]) -> None:
+    """A clock that is off alone is no other machine, unless the rank has a GPU that another one has."""
+    texts = [comm("     aaaa    bb", size=3, gpu=gpu) for gpu in gpus]
+    traces = [
+        draw(text, rank=rank, start_ns=start)
+        for rank, (text, start) in enumerate(zip(texts, (0, 0, 40_000), strict=True))
+    ]
+    result = analyze(make_run(traces), "collectives")
+    assert records(result["clocks"], "host", "offset_ns") == [*zip(hosts, (0, 0, 40_000), strict=True)]
 
 
 def test_offsets_are_exact_since_1970() -> None:

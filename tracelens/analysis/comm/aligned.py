@@ -208,8 +208,8 @@ class Clock(NamedTuple):
     """The clock of one rank."""
 
     rank: int  # that reads it
-    host: int  # number of the host, 0 for that of the lowest rank; ranks of one host share a clock
-    offset_ns: int  # to be subtracted from the rank's times to get those of host 0
+    host: int  # number of the host, 0 for that of the lowest rank; its ranks share a clock, as a rule
+    offset_ns: int  # to be subtracted from the rank's times to get those of the lowest rank's clock
     residual_ns: int  # how far apart the ends of collectives still are, the median
     latency_ns: int  # of these collectives, the median
     collectives: int  # those that it is measured by; 0 where none reaches the rank and its offset is unknown
@@ -629,7 +629,7 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
     """The clocks of all ranks.
 
     All ranks of a collective end almost together, so the median difference of ends between ranks of
-    different hosts is the difference of their clocks. Ranks of one host are left as they are.
+    different hosts is the difference of their clocks. Ranks of one named host are left as they are.
     """
     # Offset of each rank against the lowest, one collective away after the other.
     of_rank: dict[int, list[int]] = {}
@@ -652,11 +652,11 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
                     apart.setdefault(member.rank, []).append(member.end - end)
         measured |= {rank: _median(differences) for rank, differences in apart.items()}
         reached = list(apart)
-    # The host of each rank: by the names in the traces, else by clocks that agree.
+    # The clock of each rank: by the names of hosts in the traces, else clocks that agree are one.
     if all(rank.host for rank in ranks):
         names = dict.fromkeys(rank.host for rank in sorted(ranks, key=lambda rank: rank.rank))
         number_of = {name: number for number, name in enumerate(names)}
-        host = {rank.rank: number_of[rank.host] for rank in ranks}
+        clock = {rank.rank: number_of[rank.host] for rank in ranks}
     else:
         readings = sorted((measured.get(rank.rank, 0), rank.rank) for rank in ranks)
         clusters = [[readings[0]]]
@@ -665,12 +665,13 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
                 clusters.append([])
             clusters[-1].append(reading)
         clusters.sort(key=lambda cluster: min(rank for _, rank in cluster))
-        host = {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
-    on_host: dict[int, list[int]] = {number: [] for number in host.values()}
+        clock = {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
+    of_clock: dict[int, list[int]] = {number: [] for number in clock.values()}
     for rank, offset_ns in measured.items():
-        on_host[host[rank]].append(offset_ns)
-    of_host = {number: _median(offsets) if offsets else 0 for number, offsets in on_host.items()}
-    offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
+        of_clock[clock[rank]].append(offset_ns)
+    median = {number: _median(offsets) if offsets else 0 for number, offsets in of_clock.items()}
+    offset = {rank: median[number] - median[0] for rank, number in clock.items()}
+    host = dict.fromkeys(clock, 0) if _is_one_machine(ranks) else clock
     # How far the ends of collectives are apart once the offsets are subtracted.
     residuals: dict[int, list[int]] = {rank: [] for rank in offset}
     latencies: dict[int, list[int]] = {rank: [] for rank in offset}
@@ -692,6 +693,15 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
         )
         for rank in sorted(host)
     ]
+
+
+def _is_one_machine(ranks: Sequence[RankCommunication]) -> bool:
+    """Whether ranks whose hosts have no names have GPUs of different numbers.
+
+    On another machine some would have the first GPU again.
+    """
+    gpus = [gpu for rank in ranks for gpu in rank.gpus]
+    return not any(rank.host for rank in ranks) and len({*gpus}) == len(gpus) >= len(ranks) > 0
 
 
 def _median(values: Sequence[int]) -> int:

@@ -63,6 +63,7 @@ class RankCommunication(NamedTuple):
 
     rank: int  # of the trace
     host: str  # name of its host, "" where the trace does not say
+    gpus: Sequence[int]  # numbers of its GPUs on their machine
     epoch_ns: int  # base of its clock, 0 where not known
     start: Int  # of each communication kernel, ns, ascending
     end: Int  # of the same
@@ -132,6 +133,7 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
     return RankCommunication(
         rank=meta.rank,
         host=meta.host,
+        gpus=unique(work.device[work.device >= 0]).tolist(),
         epoch_ns=meta.epoch_ns,
         start=kernels.start,
         end=kernels.end,

@@ -25,7 +25,7 @@ kind and stands between the same replays as one of its siblings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -149,7 +149,6 @@ class RankRecord(Struct, frozen=True):
     origin: int  # its first event, ns
     recorded_ns: int  # from its first to its last event
     last_ns: int  # end of its last GPU work
-    gpus: Collection[int]  # numbers of its GPUs on its machine
     cpu_only: bool  # no GPU did its work
     kernels: Mapping[str, int]  # step label to number of pieces of GPU work
     edges: Mapping[str, tuple[int, int]]  # step label to when it began and ended on the GPU
@@ -184,7 +183,6 @@ def rank_record(trace: Trace) -> RankRecord:
         origin=recording.origin,
         recorded_ns=recording.recorded_ns,
         last_ns=int(work.end.max(initial=recording.origin)),
-        gpus=unique(work.device[work.device >= 0]).tolist(),
         cpu_only=trace.meta.cpu_only,
         kernels={marked.labels[step]: int(count[step]) for step in whole},
         edges={marked.labels[step]: (int(marked.edges[step]), int(marked.edges[step + 1])) for step in whole},
@@ -408,14 +406,11 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
                 yield record.rank, Doubt("short step", 1, evidence, over([low], [high]))
 
     # Ranks whose collectives do not end with those of the others, whatever the offset of their clock. Ranks
-    # of one machine read one clock. Where machines have no names, ranks whose GPUs have different numbers
-    # are of one: alone on another machine, a rank would have the first GPU there.
-    hosts = Counter(clock.host for clock in aligned.clocks)
-    named = any(rank.host for rank in aligned.ranks)
-    gpus = {gpu for record in records for gpu in record.gpus}
-    one_machine = not named and len(gpus) == sum(len(record.gpus) for record in records) >= len(records)
-    if one_machine and len(records) >= LEAST_RANKS and sorted(hosts.values())[:-1] == [1]:
-        odd = next(clock for clock in aligned.clocks if hosts[clock.host] == 1)
+    # of one machine read one clock.
+    offsets = Counter(clock.offset_ns for clock in aligned.clocks)
+    one_machine = len(records) >= LEAST_RANKS and len({clock.host for clock in aligned.clocks}) == 1
+    if one_machine and sorted(offsets.values())[:-1] == [1]:
+        odd = next(clock for clock in aligned.clocks if offsets[clock.offset_ns] == 1)
         # Offsets count from the lowest rank, which may itself be the one that is off.
         apart = abs(odd.offset_ns or next(clock.offset_ns for clock in aligned.clocks if clock.offset_ns))
         evidence = (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, isin, lookup
 from tracelens.filenames import traces_among
 from tracelens.findings.detectors import JOB, Detection, Detector, Outcome
 from tracelens.findings.remedies import TracePlatform, joined, platform_of
@@ -78,7 +78,7 @@ class CommandSource(NamedTuple):
             split = collectives.coded("in_split").mask(lambda text: text not in ("", "[]"))
             uneven = collectives.coded("collective").mask(lambda name: name.endswith("v"))
             sized = (collectives.array("in_bytes") > 0) & (split | ~uneven)
-            mask = mask | np.isin(work.event, collectives.array("kernel_id")[sized])
+            mask = mask | isin(work.event, collectives.array("kernel_id")[sized])
         steps = steps_of(trace)
         whole = steps.only_whole()
         options = (("--device", device), ("--device-file", device_file))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV
 from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipelines, stage_messages
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, isin, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Confidence, Detection, Detections, Quantity, Remedy, detector
@@ -395,7 +395,7 @@ def _message_kernels(trace: Trace) -> tuple[Int, Int]:
     """The kernels of a rank's messages, as positions in its work, and the host's time for each."""
     table, events, work = trace.tables["collectives"], trace.arrays, trace.work
     kernel = stage_messages(trace).kernel
-    rows = np.flatnonzero(np.isin(table.array("kernel_id"), kernel[kernel >= 0]))
+    rows = np.flatnonzero(isin(table.array("kernel_id"), kernel[kernel >= 0]))
     record = table.array("event_id")[rows]
     # The op around the record is of the message, such as c10d::send.
     around = events.parent[record]

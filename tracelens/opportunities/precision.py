@@ -276,7 +276,7 @@ def wide_messages(context: RankContext) -> Outcome:
         return f"{wide_bytes / all_bytes:.1%} of what all-to-alls send is in 32 bits: no tokens"
     rows = np.flatnonzero(np.isin(context.work.event, sent.kernel[sent.is_wide]))
     types, dur = _types(context), context.work.dur
-    spent_ns = {name: int(dur[types == name].sum()) for name in np.unique(types[types != ""]).tolist()}
+    spent_ns = {name: int(dur[types == name].sum()) for name in unique(types[types != ""]).tolist()}
     narrow_ns = {name: ns for name, ns in spent_ns.items() if 0 < BITS.get(name, 0) <= _SUM_BITS}
     if not spent_ns or sum(narrow_ns.values()) < MOST * sum(spent_ns.values()):
         return "GEMMs and attention are not known to be in 16 bits or fewer"

@@ -16,7 +16,7 @@ import numpy as np
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.common import call_time, own_device
 from tracelens.analysis.roofline import OpCalls, with_surroundings
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
@@ -259,7 +259,7 @@ def kernel_factors(run: Run, ratios: Mapping[tuple[str, str], float]) -> dict[st
         for index, (op, shape, dtype) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
             described = describe(shapes.values[shape], dtypes.values[dtype])
             ratio[index] = ratios.get((trace.arrays.names[op], described), 1.0) if op >= 0 else 1.0
-        for code in np.unique(work.name).tolist():
+        for code in unique(work.name).tolist():
             of_name, name = work.name == code, work.names[code]
             old[name] = old.get(name, 0.0) + float(work.dur[of_name].sum())
             new[name] = new.get(name, 0.0) + float((work.dur * ratio[same_call])[of_name].sum())

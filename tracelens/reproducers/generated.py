@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, unique
 from tracelens.dtypes import element_bytes
 from tracelens.reproducers.arguments import (
     Argument,
@@ -37,7 +37,7 @@ def generated_scripts(run: Run, works: Sequence[Work], noted: NotedCalls) -> lis
     for trace, work in zip(run.traces, works, strict=True):
         devices |= dict.fromkeys(trace.meta.devices.values())
         kernel = generated_kernels(trace, work, noted)
-        for code in np.unique(kernel[kernel >= 0]).tolist():
+        for code in unique(kernel[kernel >= 0]).tolist():
             name = trace.arrays.names[code]
             times.setdefault(name, []).append(work.dur[kernel == code])
             ranks.setdefault(name, []).append(trace.meta.rank)

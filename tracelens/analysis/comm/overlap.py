@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.records import NO_COMMUNICATION
 from tracelens.analysis.common import group_kind, integers, no_gpu_work, op_arguments
-from tracelens.arrays import Int, unique
+from tracelens.arrays import Int, isin, unique
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, recorded_span, union
 
@@ -210,7 +210,7 @@ def communication_labels(trace: Trace, comm: Work) -> Labels:
     order = np.argsort(comm.event)
     row = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
     known = comm.event[order[row]] == kernel
-    known &= ~host | ~np.isin(kernel, kernel[~host])
+    known &= ~host | ~isin(kernel, kernel[~host])
     position, count = order[row[known]], len(comm.event)
     return Labels(
         _joined(position, group_of_record.take(known), count),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.fusable.moe_stages import EXPOSED, StepWork
-from tracelens.arrays import Bool, Float, Int, numbered, unique
+from tracelens.arrays import Bool, Float, Int, isin, numbered, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
@@ -129,7 +129,7 @@ def pairs(context: StepWork) -> GemmCollectivePairs | str:
     index = np.where(gather, index + 1, index)
     has_gemm = (index >= 0) & (index < len(computed))
     beside = computed[np.clip(index, 0, max(len(computed) - 1, 0))] if len(computed) else comm.row
-    has_gemm &= np.isin(work.op[beside], gemm_ops) & (work.op[beside] >= 0)
+    has_gemm &= isin(work.op[beside], gemm_ops) & (work.op[beside] >= 0)
     if not has_gemm.any():
         return "no GEMM directly before a reduction or after a gather of a tensor-parallel group"
     # Pairs whose message is the GEMM's result or operand.

@@ -274,8 +274,8 @@ def expert_parallel_group(trace: Trace) -> tuple[int, ...]:
         work = lookup(trace.arrays.places(trace.work.event), table.array("kernel_id"), -1)
         rows = np.flatnonzero(work >= 0)
         rows = rows[(layers.stage[work[rows]] == COMBINE) & (layers.phase[work[rows]] != BACKWARD)]
-        shares = {layer_pass.ranks_of_experts for layer_pass in layers.passes}
-        rows = rows[np.isin(table.array("group_size")[rows], list(shares - {0, 1}))]
+        shares = {layer_pass.ranks_of_experts for layer_pass in layers.passes} - {0, 1}
+        rows = rows[np.isin(table.array("group_size")[rows], np.array([*shares], dtype=np.int64))]
     lists = {text: tuple(integers(text)) for text in set(table.texts("group_ranks", rows))}
     return max(lists.values(), key=len, default=())
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, isin, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, forward_ops, gpu_work, steps_of, union
 
@@ -196,7 +196,7 @@ def _passes(trace: Trace, work: Work) -> Passes:
     backward = lookup(in_autograd(trace), work.host_call, False)
     events = trace.arrays
     ends = _step_ends(trace)
-    cuts = np.union1d(messages.time, ends)
+    cuts = unique(np.concatenate((messages.time, ends)))
     graph = None if scopes.usable else autograd_graph(trace, cuts)
     if scopes.usable:
         # Number of the scope that each piece of work was launched in. Two scopes that share their times are
@@ -291,7 +291,7 @@ def _step_ends(trace: Trace) -> Int:
     events = trace.arrays
     marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
-    return np.union1d(events.start[rows], events.end[rows])
+    return unique(np.concatenate((events.start[rows], events.end[rows])))
 
 
 def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
@@ -391,7 +391,7 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
     begin, lowest, highest, graph_cell = (values[order] for values in (begin, lowest, highest, graph_cell))
     # Two backwards of one forward have some of its nodes each: their numbers overlap.
     following = begin[1:][(np.diff(graph_cell) == 0) & (lowest[1:] > highest[:-1])]
-    borders = np.union1d(borders, following)
+    borders = unique(np.concatenate((borders, following)))
     cell = np.searchsorted(borders, made, side="right")
     forward = _most_frequent(number[is_made], cell[is_made], len(start))
     inside = is_made & (cell == forward[number])
@@ -534,7 +534,7 @@ def _neighbors(trace: Trace, rows: Int) -> Neighbors | None:
     if (messages.peer < 0).any():
         return None
     ends = _step_ends(trace)
-    graph = autograd_graph(trace, np.union1d(messages.time, ends))
+    graph = autograd_graph(trace, unique(np.concatenate((messages.time, ends))))
     if graph is None or graph.share[graph.forward >= 0].min(initial=1) < _MADE_TOGETHER:
         return None
     data = messages.is_data
@@ -577,4 +577,4 @@ def gradient_sync(trace: Trace, work: Work) -> Bool:
     """Which work is communication among the replicas of a stage."""
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    return np.isin(work.event, kernel[table.coded("group_description").mask(_GRADIENTS.search)])
+    return isin(work.event, kernel[table.coded("group_description").mask(_GRADIENTS.search)])

@@ -541,8 +541,9 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
     own = next(rank for rank in matched.aligned.ranks if rank.rank == trace.meta.rank)
     records, shared, parts = own.records, matched.tables["collectives"], matched.tables["participants"]
     # One row a record, then one a kernel without a record.
-    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in records])
-    kernel = np.append([record.kernel for record in records], silent).astype(np.int64)
+    of_record = np.array([record.kernel for record in records], dtype=np.int64)
+    silent = np.flatnonzero(~np.isin(np.arange(len(own.start)), of_record))
+    kernel = np.append(of_record, silent)
     row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
     collective, participant = (
         np.array([*(row_of.get(id(record), -1) for record in records), *[-1] * len(silent)], dtype=np.int64)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, isin
 from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, occurrence
 from tracelens.compare.thresholds import HALF_OF_LEAVES, LONG_LIST, LONGER_TIMES
 from tracelens.table import codes
@@ -195,7 +195,7 @@ class _Aligner:
             self.match[nodes] = partners
             self.how[nodes] = self.how_back[partners] = how
         for side, hows in enumerate((self.how, self.how_back)):
-            hows[inner[side][np.setdiff1d(rest[side], renamed[side])]] = WRAPPER
+            hows[inner[side][rest[side][~np.isin(rest[side], renamed[side])]]] = WRAPPER
 
     def _below(self, base: int, cand: int) -> _Task:
         return (self.base.children(base), self.cand.children(cand)), 0, 0
@@ -426,7 +426,7 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
     In order, with those that were replaced; None where there are none.
     """
     below, caller = forest.below(nodes)
-    direct = np.isin(forest.named[below], other.named[other_nodes])
+    direct = isin(forest.named[below], other.named[other_nodes])
     if direct.any():
         opened = np.zeros(len(nodes), dtype=bool)
         opened[caller[direct]] = True
@@ -437,7 +437,7 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
     inside = forest.within(nodes)
     top = np.repeat(np.arange(len(nodes)), forest.size[nodes])
     is_top = inside == nodes[top]
-    matched = np.isin(forest.loose[inside], keys) & ~is_top & (forest.size[inside] > 1)
+    matched = isin(forest.loose[inside], keys) & ~is_top & (forest.size[inside] > 1)
     # The outermost ones: those inside none of the others.
     reach = np.maximum.accumulate(np.where(matched, inside + forest.size[inside], 0))
     matched &= np.concatenate(([0], reach[:-1])) <= inside

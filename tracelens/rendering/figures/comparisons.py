@@ -122,7 +122,7 @@ def _view(part: Table) -> dict[str, Any]:
     delta = np.abs(cand - base)
     order = np.argsort(-delta, kind="stable")
     large = order[delta[order] >= max(JOINED_SHARE * delta.max(), 1)][:_BARS]
-    small = np.setdiff1d(order, large)
+    small = np.sort(order[len(large) :])
     notes = [
         "noise between steps unknown" if noise == "unknown" else f"{noise} the noise between steps"
         for noise in part.texts("noise", large)

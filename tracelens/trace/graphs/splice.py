@@ -142,7 +142,7 @@ def _pattern(made: Attribution) -> _Pattern:
     parent = lookup(around, events.parent, -1)
     rows = level = unique(calls)  # a twin's call may launch several kernels
     while len(level := unique(parent[level][parent[level] >= 0])):
-        rows = np.union1d(rows, level)
+        rows = unique(np.concatenate((rows, level)))
     rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
     position = events.places(rows)
     own_parent = lookup(position, parent[rows], -1)

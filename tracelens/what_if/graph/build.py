@@ -16,7 +16,7 @@ import tracelens.devices
 from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.serving import rank_steps as serving_steps
-from tracelens.arrays import Bool, Int, lookup, numbered
+from tracelens.arrays import Bool, Int, isin, lookup, numbered
 from tracelens.errors import TracelensError
 from tracelens.table import Coded, Skip
 from tracelens.trace import WORK_KINDS, Run, Trace, enclosing_op, mean_step_ns, rows_by_code, steps_of
@@ -319,7 +319,7 @@ def meet(
     draft.join(Edge.ARRIVAL, begin, node[number])
     draft.join(Edge.TRANSFER, node[number[waited]], finish[waited], end[waited] - done[number[waited]])
     # A kernel may serve several meetings; where one of them holds it up, its own time is part of that.
-    held = np.isin(finish, finish[waited])
+    held = isin(finish, finish[waited])
     draft.join(Edge.OWN, begin, finish, np.where(held, 0, end - start))
 
 

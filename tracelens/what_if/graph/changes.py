@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracelens.analysis.fusable import Chains
-from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.arrays import Bool, Float, Int, isin, unique
 from tracelens.what_if.graph.graph import Edge, Edit, Node, RunGraph
 from tracelens.what_if.thresholds import PAUSE_NS, USUAL_HOST_SHARE
 
@@ -37,7 +37,7 @@ def marked_calls(graph: RunGraph, events: Sequence[Int], *kinds: Node) -> Bool:
     result = np.zeros(len(graph), dtype=bool)
     for rank, of_rank in enumerate(events):
         nodes = graph.nodes(rank, *kinds)
-        result[nodes] = np.isin(graph.event[nodes], of_rank)
+        result[nodes] = isin(graph.event[nodes], of_rank)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, isin, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, matching, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
@@ -182,7 +182,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         )
         lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
         first = np.array([int(chain.node[0]) for chain in chains.values()])
-        unexplained = np.concatenate((first[~np.isin(first, links.after)], links.resumed))
+        unexplained = np.concatenate((first[~isin(first, links.after)], links.resumed))
         rows = np.flatnonzero(np.isin(node, unexplained))
         order = np.lexsort((node, end))
         before, by_end = np.searchsorted(end[order], start[rows], side="right") - 1, lane[order]
@@ -283,7 +283,9 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     before, after = (np.stack(pair, axis=1).ravel() for pair in zip(there, back, strict=True))
     lag = np.stack((begun - low, high - done), axis=1)[waits].ravel()
     # Silences of which no other thread alone has the pattern.
-    silence = np.setdiff1d(gaps, gap[waits])
+    is_explained = np.zeros(len(lane), dtype=bool)
+    is_explained[gap[waits]] = True
+    silence = gaps[~is_explained[gaps]]
     low, high = end[silence], start[silence + 1]
     rows = np.flatnonzero((lane_of_event >= 0) & is_active)
     beside = union(events.start[rows], events.end[rows]).covered(low, high)

@@ -15,7 +15,7 @@ from tracelens.analysis.serving import rank_steps
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.limits import read_config_file
-from tracelens.trace import Trace, matching
+from tracelens.trace import Trace, fitting
 
 if TYPE_CHECKING:
     from tracelens.findings.detectors import Detector
@@ -241,7 +241,7 @@ def _platform_of(trace: Trace) -> TracePlatform:
 
 def _is_compiled(trace: Trace) -> bool:
     work = trace.work
-    generated = matching(work.names, _COMPILED)[work.name] & work.is_kernel
+    generated = fitting(work.names, work.name, _COMPILED) & work.is_kernel
     return bool(generated.any()) and float(generated.sum()) >= COMPILED_SHARE * float(work.is_kernel.sum())
 
 

@@ -24,6 +24,7 @@ from tracelens.trace import (
     both,
     cut,
     enclosing_op,
+    fitting,
     matching,
     rows_by_code,
     union,
@@ -443,15 +444,17 @@ def _names(context: RankContext, event: Int) -> list[str]:
 def deepep_busy_wait(context: RankContext) -> Outcome:
     """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""
     work, events, thread = context.work, context.trace.arrays, threads(context.trace)
-    is_first, is_second = (matching(work.names, pattern) for pattern in (_NOTIFY, _DISPATCH))
-    if not is_first[work.name[work.is_kernel]].any():
+    is_first, is_second = (
+        work.is_kernel & fitting(work.names, work.name, pattern) for pattern in (_NOTIFY, _DISPATCH)
+    )
+    if not is_first.any():
         return "no DeepEP kernel notify_dispatch"
     # Each notify_dispatch with the dispatch that follows it on the same thread.
-    rows = np.flatnonzero(work.is_kernel & (is_first | is_second)[work.name] & (work.launch >= 0))
+    rows = np.flatnonzero((is_first | is_second) & (work.launch >= 0))
     launch = work.launch[rows]
     order = np.lexsort((events.start[launch], thread[launch]))
     rows, launch = rows[order], launch[order]
-    notifies = is_first[work.name[rows]]
+    notifies = is_first[rows]
     follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
     index = np.flatnonzero(follows)
     if not len(index):

@@ -23,7 +23,7 @@ from tracelens.devices import DATA_SHEET, MEASURED, Device, memory_rate, read_de
 from tracelens.devices import device as device_named
 from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
-from tracelens.trace import WORK_KINDS, Trace, collective_of, matching
+from tracelens.trace import WORK_KINDS, Trace, collective_of, fitting
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario, work_costs
 from tracelens.what_if.graph import ALL_TO_ALLS, Edge, Edit, Node
 
@@ -76,9 +76,9 @@ def costs(trace: Trace, device: Device | None) -> RankCosts:
     """What the GPU work of a rank has to do."""
     work, counted = trace.work, trace.once(work_costs)
     kernels = work.dur[work.is_kernel & (work.dur > 0)]
-    optimizer = matching(trace.arrays.names, _OPTIMIZER)
-    parameters = matching(work.names, _OPTIMIZER)[work.name]
-    parameters |= lookup(optimizer, lookup(trace.arrays.name, work.op, -1), False)
+    parameters = fitting(work.names, work.name, _OPTIMIZER)
+    has_op = work.op >= 0
+    parameters[has_op] |= fitting(work.names, trace.arrays.name[work.op[has_op]], _OPTIMIZER)
     return RankCosts(
         cost=counted.item,
         costs=[item.cost for item in counted.items],

@@ -473,6 +473,14 @@ def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     return np.array([known[name] for name in names], dtype=bool)
 
 
+def fitting(names: Sequence[str], code: Int, pattern: re.Pattern[str]) -> Bool:
+    """Of each row, whether the pattern is found in the name of its code; names of no row are not searched."""
+    is_used, fits = (np.zeros(len(names), dtype=bool) for _ in range(2))
+    is_used[code] = True
+    fits[is_used] = matching(compress(names, is_used), pattern)
+    return fits.take(code)
+
+
 @lru_cache(maxsize=1 << 14)
 def describe(shapes: str, dtypes: str) -> str:
     """Tensor arguments of one call as text; scalars are left out, '' where nothing was recorded.

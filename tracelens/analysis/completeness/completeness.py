@@ -60,7 +60,7 @@ from tracelens.analysis.completeness.lost_records import (
 from tracelens.analysis.host import SYNCHRONIZE
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.table import Result, Skip, codes, result, stats
-from tracelens.trace import STEP_MARK, TO_HOST, Trace, both, matching, rows_by_code, union
+from tracelens.trace import STEP_MARK, TO_HOST, Trace, both, fitting, matching, rows_by_code, union
 
 TABLES = {"doubts": DOUBT_TABLE, "stretches": STRETCHES}
 STRETCHES_SHOWN = 1000
@@ -528,7 +528,7 @@ def missing_work(recording: Recording) -> Iterator[Doubt]:
     end = np.append(work.start[after], first)
     # Work is queued from the end of its launch call, or the start of a copy to the host: such calls wait
     # until the copy is done, while others may take long before they queue anything.
-    to_host = matching(work.names, TO_HOST)[work.name[after]]
+    to_host = fitting(work.names, work.name[after], TO_HOST)
     launch = work.launch[after]
     queued_at = np.where(to_host, lookup(events.start, launch, _NEVER), lookup(events.end, launch, _NEVER))
     since = np.append(np.minimum(queued_at, end[:-1]), first)

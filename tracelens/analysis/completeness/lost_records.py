@@ -25,7 +25,7 @@ from tracelens.analysis.completeness.doubts import (
 )
 from tracelens.arrays import Bool, Int, lookup, numbered, unique
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, WORK_KINDS, Union, difference, matching
+from tracelens.trace import STEP_MARK, WORK_KINDS, Union, difference, fitting, matching
 
 FEW_RECORDS, EDGE_SHARE = 2, 0.0005
 """At the edges of the window work is in flight: up to so many records, and up to this share, are no doubt."""
@@ -206,11 +206,11 @@ def missing_collectives(recording: Recording) -> Iterator[Doubt]:
     kernel, record = table.array("kernel_id"), table.array("event_id")
     by_host = kernel[(kernel >= 0) & (kernel != record)]
     is_nccl = work.kind == WORK_KINDS.index("comm")
-    is_nccl &= matching(work.names, _NCCL)[work.name] & (work.launch >= 0) & ~recording.under_graph
+    is_nccl &= fitting(work.names, work.name, _NCCL) & (work.launch >= 0) & ~recording.under_graph
     if not len(by_host) or not is_nccl.any():
         return
     recorded = np.isin(work.event, by_host)
-    by_torch = matching(recording.events.names, _TORCH_OP)[lookup(recording.events.name, work.op, 0)]
+    by_torch = fitting(work.names, lookup(recording.events.name, work.op, 0), _TORCH_OP)
     like = np.isin(work.lane, unique(work.lane[recorded])) | (by_torch & (work.op >= 0))
     lost = np.flatnonzero(is_nccl & ~recorded & like)
     if len(lost):

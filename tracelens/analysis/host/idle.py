@@ -32,8 +32,8 @@ from tracelens.trace import (
     Work,
     cut,
     enclosing_op,
+    fitting,
     gpu_work,
-    matching,
     steps_of,
     union,
 )
@@ -748,8 +748,8 @@ def long_ops(trace: Trace) -> LongOps:
     launches = np.zeros(len(events.start), dtype=bool)
     launches[events.parent[inner[events.where("launch")[inner]]]] = True
     launching = launches[rows]
-    is_kept = launching | ~matching(events.names, _COPY)[events.name[rows]]
-    is_kept &= ~matching(events.names, _IN_PYTHON)[events.name[rows]]
+    is_kept = launching | ~fitting(events.names, events.name[rows], _COPY)
+    is_kept &= ~fitting(events.names, events.name[rows], _IN_PYTHON)
     rows, launching = rows[is_kept], launching[is_kept]
     if not len(rows):
         return LongOps(rows, rows)
@@ -766,7 +766,7 @@ def long_ops(trace: Trace) -> LongOps:
     np.minimum.at(begin, like, events.start[calls])
     call = np.searchsorted(calls, rows)
     own = like[call]
-    only_launches = launching | matching(events.names, _WRAPPER)[events.name[rows]]
+    only_launches = launching | fitting(events.names, events.name[rows], _WRAPPER)
     least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
     kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
     kept &= (has_arguments[call] | only_launches) & ~(launching & (events.start[rows] == begin[own]))

@@ -20,6 +20,7 @@ from tracelens.trace import (
     Trace,
     Work,
     clip,
+    fitting,
     gpu_work,
     matching,
     union,
@@ -284,12 +285,10 @@ def _blocking_calls(trace: Trace, work: Work) -> Bool:
     events = trace.arrays
     mask = events.fitting(BLOCKING, "launch")
     # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
-    inside = matching(work.names, _ON_DEVICE)
+    inside = fitting(work.names, work.name, _ON_DEVICE)
     # A copy that is a kernel may be one of a graph; what launched that waited for none of them.
     is_copy = ~work.is_kernel | lookup(events.fitting(_COPY_CALL, "launch"), work.launch, False)
-    copies = work.take(
-        (work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & is_copy & ~inside[work.name]
-    )
+    copies = work.take((work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & is_copy & ~inside)
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
     return mask & ~trace.once(profiler_calls)
 

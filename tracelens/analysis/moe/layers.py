@@ -21,6 +21,7 @@ from tracelens.trace import (
     argument_lists,
     argument_texts,
     collectives,
+    fitting,
     forward_ops,
     matching,
     rows_by_code,
@@ -102,9 +103,8 @@ def kinds(trace: Trace) -> Int:
     events, work = trace.arrays, trace.work
     by_category = np.array([_CATEGORIES.get(name, OTHER) for name in work.categories], dtype=np.int64)
     kind = by_category[work.category]
-    router = matching(work.names, _ROUTER_KERNEL)
     is_routing = work.category == work.categories.index("moe_routing")
-    kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
+    kind[is_routing] = np.where(fitting(work.names, work.name[is_routing], _ROUTER_KERNEL), TOPK, PERMUTE)
     by_name = np.array([*map(_kind_of_op, events.names), OTHER])
     op = work.op
     above = lookup(events.parent, op, -1)
@@ -114,7 +114,7 @@ def kinds(trace: Trace) -> Int:
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
         shaped = lookup(by_shape, event, -1)
         kind = np.where(shaped >= 0, shaped, kind)
-    leaves = matching(work.names, HOST_COPY)[work.name]
+    leaves = fitting(work.names, work.name, HOST_COPY)
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
     return kind

@@ -31,8 +31,8 @@ from tracelens.trace import (
     collectives,
     enclosing_op,
     exclusive,
+    fitting,
     is_step,
-    matching,
     rows_by_code,
     steps_of,
 )
@@ -374,7 +374,7 @@ def blocking(trace: Trace) -> Blocking:
         # A call belongs to the work of its own op, else to the last copy to the host: sizes are often copied
         # beside other work, and waited for when that has been launched.
         by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
-        is_copy = matching(work.names, HOST_COPY)[work.name] & ~work.is_kernel
+        is_copy = fitting(work.names, work.name, HOST_COPY) & ~work.is_kernel
         copies = np.flatnonzero(is_copy & (caller >= 0))
         # What an op copies and waits for itself, nobody else waits for.
         waits = np.zeros(len(events.start), dtype=bool)

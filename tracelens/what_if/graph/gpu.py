@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.arrays import Int, lookup, unique
 from tracelens.table import Coded
-from tracelens.trace import Trace, matching, rows_by_code
+from tracelens.trace import Trace, fitting, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
 from tracelens.what_if.graph.host import RankHost, full_queue, starts
 from tracelens.what_if.thresholds import (
@@ -218,10 +218,9 @@ def waits(trace: Trace, gpu: GpuActivities, host: RankHost) -> BlockingWaits:
     call = np.flatnonzero(host.calls.returned >= 0)
     event = host.calls.event[call]
     begun, over = events.start[event], events.end[event]
-    kind_of_name = np.full(len(events.names), STREAM, dtype=np.int64)
+    kind = np.full(len(event), STREAM, dtype=np.int64)
     for code, pattern in reversed(_KINDS):
-        kind_of_name[matching(events.names, pattern)] = code
-    kind = kind_of_name[events.name[event]]
+        kind[fitting(events.names, events.name[event], pattern)] = code
     copies = np.full(len(events.start), -1, dtype=np.int64)
     copies[work.launch[work.launch >= 0]] = np.flatnonzero(work.launch >= 0)
     own_copy = copies[event]

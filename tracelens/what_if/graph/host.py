@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, isin, lookup, unique
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, matching, rows_by_code, union
+from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.thresholds import (
     AROUND_NS,
@@ -142,7 +142,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
     begin = draft.add(Node.POINT, events.start[event], event=event)
     returned = np.full(len(event), -1, dtype=np.int64)
     returned[waits] = draft.add(Node.WAITED, events.end[event[waits]], event=event[waits])
-    mark = np.flatnonzero(matching(events.names, STEP_MARK)[events.name] & events.where("annotation"))
+    mark = np.flatnonzero(events.fitting(STEP_MARK, "annotation"))
     mark = mark[np.argsort(events.start[mark], kind="stable")]
     opened = draft.add(Node.POINT, events.start[mark], event=mark)
     closed = draft.add(Node.POINT, events.end[mark], event=mark)

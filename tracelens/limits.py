@@ -16,11 +16,10 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.errors import ParseError, TracelensError, UnknownName
 
@@ -45,8 +44,7 @@ _LARGEST_VALUE = 1 << 62
 _WRITER_S, _PAUSE_S = 5, 0.02
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Bounds of what is read.
 
     Attributes:
@@ -93,7 +91,7 @@ def parse_limits(text: str) -> Limits:
     Raises:
         TracelensError: no such limit, or not a positive number.
     """
-    known = [item.name for item in fields(Limits)]
+    known = Limits._fields
     values: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in entry.partition("="))

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": set(),
     "errors": {"printable", "version"},
     "guard": {"errors"},
-    "limits": {"errors"},
+    "limits": {"errors", "namedtuple"},
     "plugins": {"errors", "guard"},
     "registry": {"errors", "plugins"},
     "table": BASE,

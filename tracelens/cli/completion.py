@@ -91,11 +91,9 @@ def schedules() -> list[Word]:
 
 def limits() -> list[Word]:
     """Read limits."""
-    from dataclasses import fields
-
     from tracelens.limits import Limits
 
-    return [(f"{limit.name}=", "") for limit in fields(Limits)]
+    return [(f"{name}=", "") for name in Limits._fields]
 
 
 def scenarios(incomplete: str) -> list[Word]:

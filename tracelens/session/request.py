@@ -26,7 +26,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -44,8 +44,7 @@ RUN, DEVICE, READING, OUTPUT = "Run", "Device", "Reading", "Output"
 """Groups of options that several commands have; they follow a command's own groups, in this order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandOption:
+class CommandOption(NamedTuple):
     """What is known of an option beside the name, type and default of its field."""
 
     help: str
@@ -72,7 +71,7 @@ def option(
     """A field that is an option: its help or another option, and what else differs of its `CommandOption`."""
     if panel:
         known["panel"] = panel
-    made = replace(text, **known) if isinstance(text, CommandOption) else CommandOption(help=text, **known)
+    made = text._replace(**known) if isinstance(text, CommandOption) else CommandOption(help=text, **known)
     return field(default=default, kw_only=kw_only, metadata={"option": made})
 
 
@@ -95,7 +94,7 @@ class OptionGroup:
         for item in vars(cls).values():
             declared = getattr(item, "metadata", {}).get("option")
             if isinstance(declared, CommandOption) and not declared.panel:
-                item.metadata = {"option": replace(declared, panel=panel)}
+                item.metadata = {"option": declared._replace(panel=panel)}
         # Nobody compares or prints requests, and a command has a dozen of these classes to make.
         dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
 

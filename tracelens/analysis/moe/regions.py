@@ -136,24 +136,23 @@ class _ArgumentSizes:
 
     def __init__(self, trace: Trace, lexed: Tokens) -> None:
         self.trace, self.lexed = trace, lexed
-        self._known: dict[tuple[int, ...], OpCost | None] = {}
+        self._costs: dict[int, OpCost | None] = {}
+        self._sizes: dict[int, GemmSize] = {}
         self._ops = trace.once(OpCalls)
-        self._keys = np.stack(self._ops.keys(lexed.op), axis=1)
+        self._kind, _ = codes(*self._ops.keys(lexed.op))
         self.experts = np.full(len(lexed.row), -1, dtype=np.int64)
         for token in np.flatnonzero((lexed.kind == TOPK) & (lexed.op >= 0)).tolist():
             self.experts[token] = self._choice(token)[0]
 
     def gemm_size(self, token: int) -> GemmSize:
         """Sizes of the GEMM at a token."""
-        key = tuple(self._keys[token].tolist())
-        if key not in self._known:
-            self._known[key] = self._ops.cost(int(self.lexed.op[token]))
-        cost = self._known[key]
-        if cost is None:
-            return GemmSize(-1, -1, -1)
-        sizes = dict(cost.dims)
-        rows = sizes.get("M", -1) * sizes.get("B", 1)
-        return GemmSize(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+        kind = self._kind.item(token)
+        if kind not in self._sizes:
+            cost = self._cost(token)
+            sizes = {} if cost is None else dict(cost.dims)
+            rows = sizes.get("M", -1) * sizes.get("B", 1)
+            self._sizes[kind] = GemmSize(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+        return self._sizes[kind]
 
     def expert_rows(self, layer_pass: LayerPass, window: LayerWindow, gemm: int) -> tuple[int, ...]:
         """Rows of each expert by its number, where a pass records them; `gemm` is its first expert GEMM."""
@@ -164,7 +163,7 @@ class _ArgumentSizes:
             return rows_in_loop(before, rows, layer_pass.experts)
         own = [integers(text) for text in self._ops.call(op).values]
         inside = splits.between(int(self.trace.arrays.start[op]), int(called[gemm]))
-        cost = self._known[tuple(self._keys[gemm].tolist())]
+        cost = self._cost(gemm)
         groups = dict(cost.dims).get("G", 0) if cost is not None else 0
         return rows_in_group([*own, *inside], int(groups), rows[0])
 
@@ -181,10 +180,15 @@ class _ArgumentSizes:
                     return self._ops.call(event).integer(argument, -1)
         return -1
 
+    def _cost(self, token: int) -> OpCost | None:
+        kind = self._kind.item(token)
+        if kind not in self._costs:
+            self._costs[kind] = self._ops.cost(self.lexed.op.item(token))
+        return self._costs[kind]
+
     def itemsize(self, token: int) -> int:
         """Bytes of an element of the GEMM at a token; 2 where that is not recorded."""
-        self.gemm_size(token)
-        cost = self._known[tuple(self._keys[token].tolist())]
+        cost = self._cost(token)
         return max(bytes_of(1, cost.dtype), 1) if cost is not None and cost.dtype else 2
 
     def choice(self, token: int) -> tuple[int, int, int]:

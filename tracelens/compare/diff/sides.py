@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -395,10 +395,12 @@ def occurrence(code: Int) -> Int:
 
 def text_hashes(names: list[str]) -> Hash:
     """A hash of each text, the same in every run."""
-    return np.array(
-        [int.from_bytes(blake2b(name.encode(errors="replace"), digest_size=8).digest()) for name in names],
-        dtype=np.uint64,
-    )
+    return np.array([*map(_text_hash, names)], dtype=np.uint64)
+
+
+@lru_cache(maxsize=1 << 14)  # both sides, and the ranks of a job, have many texts in common
+def _text_hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
 def _mixed(values: Hash) -> Hash:

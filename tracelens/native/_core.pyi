@@ -49,3 +49,11 @@ def replay(
 ) -> None: ...
 def renumber(codes: NDArray[np.int32], numbers: NDArray[np.int32], /) -> None:
     """Number codes in the order in which they appear, in place; `numbers`, -1 before, gets the new ones."""
+
+def running(
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    time: NDArray[np.int64],
+    result: NDArray[np.int64],
+    /,
+) -> None: ...

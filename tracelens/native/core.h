@@ -15,6 +15,7 @@ PyObject *nest(PyObject *, PyObject *args);
 PyObject *renumber(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference
 PyObject *replay(PyObject *, PyObject *args);
+PyObject *running(PyObject *, PyObject *args);
 
 // A one-dimensional array of T that Python lends for the length of a call.
 template <typename T>

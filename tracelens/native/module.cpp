@@ -10,6 +10,7 @@ static PyMethodDef methods[] = {
     {"nest", core::nest, METH_VARARGS, nullptr},
     {"replay", core::replay, METH_VARARGS, nullptr},
     {"renumber", core::renumber, METH_VARARGS, nullptr},
+    {"running", core::running, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

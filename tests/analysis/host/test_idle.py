@@ -14,6 +14,8 @@ from tracelens.table import Result
 from tracelens.trace import make_run
 from tracelens.trace.graphs import attributed
 
+pytestmark = pytest.mark.usefixtures("each_core")
+
 COLUMN = 100_000
 LAUNCH = ("launch overhead", "cudaLaunchKernel")
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -20,6 +20,7 @@ from tracelens.analysis.host.launches import (
     waiting_calls,
 )
 from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
+from tracelens.native import core
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -881,6 +882,21 @@ def innermost(events: Events, rows: Int) -> Pieces:
     rows = rows[ordered(events.start[rows], -events.end[rows], events.depth[rows])]
     start, end = events.start[rows], events.end[rows]
     time = np.sort(np.concatenate((start, end)))
+    return Pieces(time[:-1], time[1:], lookup(rows, _running(start, end, time)[:-1], -1))
+
+
+def _running(start: Int, end: Int, time: Int) -> Int:
+    """At each time, the last of several that has begun and not ended; -1 for none.
+
+    Args:
+        start: ns, ascending.
+        end: ns.
+        time: ns, ascending.
+    """
+    if native := core():
+        result = np.empty(len(time), dtype=np.int64)
+        native.running(start, end, time, result)
+        return result
     owner = np.searchsorted(start, time, side="right") - 1
     # Of each event in order of begin, position of the last one before it that ends later, -1 for none.
     longer = np.arange(-1, len(end) - 1)
@@ -894,7 +910,7 @@ def innermost(events: Events, rows: Int) -> Pieces:
     # What is over by now gives way to the last one before it that goes on.
     while len(over := np.flatnonzero((owner >= 0) & (end[owner] <= time))):
         owner[over] = longer[owner[over]]
-    return Pieces(time[:-1], time[1:], lookup(rows, owner[:-1], -1))
+    return owner
 
 
 def calls(events: Events, rows: Int) -> Pieces:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tracelens.compare.thresholds import CONFIDENCE, DEFAULT_RULES
 from tracelens.errors import TracelensError
@@ -114,8 +114,7 @@ _FILES = (("tracelens.toml", ("gate",)), ("pyproject.toml", ("tool", "tracelens"
 _KEYS = ("rules", "confidence", "inconclusive", "min_effect")
 
 
-@dataclass(frozen=True)
-class GateSettings:
+class GateSettings(NamedTuple):
     """Gate settings of a file."""
 
     rules: tuple[str, ...] = ()  # as text; empty for the defaults
@@ -125,8 +124,7 @@ class GateSettings:
     min_effect: float | None = None  # share of the step; None if not set
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What a gate is to do; `GateSettings` with the defaults, and what the caller sets before them."""
 
     rules: tuple[GateRule, ...]  # empty for the defaults

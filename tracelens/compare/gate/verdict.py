@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
-from xml.etree import ElementTree
 
 from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict
 from tracelens.compare.gate.runs import of_rank
@@ -413,6 +412,8 @@ def junit(verdict: Verdict) -> bytes:
     rule that could not be checked is skipped; the values are each case's output, the causes the suite's.
     `printable` leaves the characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets).
     """
+    from xml.etree import ElementTree  # most verdicts are not written as XML
+
     counts = {
         "tests": str(len(verdict.outcomes) + len(verdict.skips)),
         "failures": str(len(verdict.failed)),
@@ -422,8 +423,13 @@ def junit(verdict: Verdict) -> bytes:
     }
     root = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "tracelens gate", **counts})
+
+    def added(name: str) -> ElementTree.Element:
+        attributes = {"classname": "tracelens.gate", "name": printable(name), "time": "0"}
+        return ElementTree.SubElement(suite, "testcase", attributes)
+
     for outcome in verdict.outcomes:
-        case = _case(suite, str(outcome.rule))
+        case = added(str(outcome.rule))
         text = printable(sentence(outcome))
         if outcome.status == "fail":
             failure = ElementTree.SubElement(case, "failure", {"message": text, "type": "regression"})
@@ -433,16 +439,11 @@ def junit(verdict: Verdict) -> bytes:
             error.text = text
         ElementTree.SubElement(case, "system-out").text = f"{outcome.status}: {text}"
     for skip in verdict.skips:
-        ElementTree.SubElement(_case(suite, skip.subject), "skipped", {"message": printable(skip.reason)})
+        ElementTree.SubElement(added(skip.subject), "skipped", {"message": printable(skip.reason)})
     lines = [headline(verdict), knowledge(verdict), *map(cause_text, verdict.causes)]
     ElementTree.SubElement(suite, "system-out").text = printable("\n".join(filter(None, lines)))
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    attributes = {"classname": "tracelens.gate", "name": printable(name), "time": "0"}
-    return ElementTree.SubElement(suite, "testcase", attributes)
 
 
 def comment(verdict: Verdict, escaped: Callable[[str], str]) -> str:

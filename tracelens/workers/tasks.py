@@ -8,7 +8,6 @@ workers of a Dask cluster, where the files must be under the same paths.
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import subprocess
@@ -22,19 +21,17 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
-from isal import isal_zlib
 from msgspec.structs import replace
 
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
+from tracelens.packing import PackedPart
 from tracelens.read import BESIDE, GraphSources, SideTraces
 from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
     from subprocess import Popen
-
-    from numpy.typing import NDArray
 
     from tracelens.table import Result
     from tracelens.trace import Run, Trace, TraceMeta
@@ -89,52 +86,6 @@ class Portion(NamedTuple):
                 for name, part in self.parts.items()
             }
         )
-
-
-class PackedPart(NamedTuple):
-    """A part on its way, and until it is needed: a sixth of the bytes of the part."""
-
-    data: bytes
-
-    @staticmethod
-    def of(part: Any) -> PackedPart:
-        pickled = io.BytesIO()
-        _Packer(pickled, protocol=5).dump(part)
-        return PackedPart(isal_zlib.compress(pickled.getbuffer(), 1))
-
-    def unpack(self) -> Any:
-        return pickle.loads(isal_zlib.decompress(self.data))
-
-
-class _Packer(pickle.Pickler):
-    """Pickles arrays of integers in as few bytes a number as these need: times of a rank fit into four."""
-
-    def reducer_override(self, item: Any) -> Any:
-        import numpy as np  # processes start before it is imported
-
-        if type(item) is not np.ndarray or item.dtype.kind not in "iu" or item.ndim != 1 or len(item) < _LONG:
-            return NotImplemented
-        least = int(item.min())
-        narrow = np.min_scalar_type(int(item.max()) - least)
-        if narrow.itemsize >= item.itemsize:
-            return NotImplemented
-        # All first bytes, then all second ones: high ones are alike and compress well.
-        planes = (item - least).astype(narrow).view(np.uint8).reshape(-1, narrow.itemsize).T
-        return _widened, (planes.tobytes(), narrow.str, least, item.dtype.str)
-
-
-def _widened(planes: bytes, narrow: str, least: int, dtype: str) -> NDArray[Any]:
-    """The array that a packer made narrow."""
-    import numpy as np
-
-    by_number = np.frombuffer(planes, np.uint8).reshape(np.dtype(narrow).itemsize, -1).T
-    numbers = np.ascontiguousarray(by_number).view(narrow)[:, 0].astype(dtype)
-    numbers += np.asarray(least, dtype)
-    return numbers
-
-
-_LONG = 64
-"""Arrays of fewer numbers are not worth the bytes that say how they are packed."""
 
 
 def other_version(error: Exception) -> str:

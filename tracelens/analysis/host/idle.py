@@ -20,7 +20,7 @@ from tracelens.analysis.host.launches import (
     waiting_calls,
 )
 from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
-from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
     STEP_MARK,
@@ -509,20 +509,20 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         tables["gaps"] = {
             "ts_ns": gaps.start[longest] - int(work.start.min()),
             "dur_ns": dur,
-            "step": [steps.labels[index] for index in np.clip(step, 0, len(steps.labels) - 1)],
-            "cause": [names[code] for code in main_cause[longest]],
+            "step": Coded.picked(np.clip(step, 0, len(steps.labels) - 1), steps.labels),
+            "cause": Coded.picked(main_cause[longest], names),
             "fraction_of_gap": main_ns[longest] / dur,
-            "host": [texts[code] for code in main_host[longest]],
-            "op": [texts[code] for code in main_op[longest]],
-            "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],
+            "host": Coded.picked(main_host[longest], texts),
+            "op": Coded.picked(main_op[longest], texts),
+            "next_work": Coded.picked(lookup(work.name, after, len(work.names)), [*work.names, ""]),
             "stream": lookup(work.stream, after, -1),
         }
         tables["pieces"] = {
             "local_ts_ns": pieces.start[rows],
             "dur_ns": pieces.dur[rows],
-            "cause": [names[code] for code in pieces.cause[rows]],
-            "host": [texts[code] for code in host[rows]],
-            "op": [texts[code] for code in op[rows]],
+            "cause": Coded.picked(pieces.cause[rows], names),
+            "host": Coded.picked(host[rows], texts),
+            "op": Coded.picked(op[rows], texts),
         }
         for name, columns in tables.items():
             parts[name].append({"rank": np.full(len(next(iter(columns.values()))), rank), **columns})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_equal_devices_are_one() -> None:
     one, other = (PackedPart.of([h100]).unpack()[0] for _ in range(2))
     assert one is other
     assert one == h100
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_parts_wait_in_a_file_or_where_none_is_in_memory(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if full:
+        monkeypatch.setattr(tasks, "TemporaryFile", lambda buffering: FileIO("/dev/full", "r+"))
+    file = tasks.PartsFile()
+    parts = {name: {"rows": np.arange(1000) * row} for row, name in enumerate(("kernels", "ops"))}
+    portion = tasks.Portion("rank0.json", TraceMeta("rank0.json", "kineto"), 0, (0, 1), parts).parked(file)
+    assert {type(part) for part in portion.parts.values()} == {PackedPart if full else tasks.ParkedPart}
+    for name in ("ops", "kernels"):
+        np.testing.assert_array_equal(portion.take(name)["rows"], parts[name]["rows"])
 
 
 def test_a_part_of_another_version_is_one_line() -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -64,7 +64,7 @@ class Portion(NamedTuple):
     rank: int  # that the tables are of
     span: tuple[int, int]  # first and last time of its events, ns
     # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
-    parts: dict[str, Any | PackedPart]
+    parts: dict[str, Any]
     trace: bytes = b""  # pickled, as read, where the task says so
 
     def take(self, name: str) -> Any:
@@ -75,7 +75,7 @@ class Portion(NamedTuple):
         """
         part = self.parts.pop(name)
         try:
-            return part.unpack() if isinstance(part, PackedPart) else part
+            return part.unpack() if isinstance(part, PackedPart | ParkedPart) else part
         except (AttributeError, ImportError, TypeError) as error:
             raise TracelensError(f"{self.file}: {other_version(error)}") from None
 
@@ -86,6 +86,43 @@ class Portion(NamedTuple):
                 for name, part in self.parts.items()
             }
         )
+
+    def parked(self, file: PartsFile) -> Portion:
+        return self._replace(parts={name: file.put(part) for name, part in self.packed().parts.items()})
+
+
+class PartsFile:
+    """Packed parts of many ranks, in a file without a name; in memory where there is no room for it."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        with suppress(OSError):
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115
+            finalize(self, self._file.close)
+
+    def put(self, part: PackedPart) -> PackedPart | ParkedPart:
+        if self._file is not None:
+            with suppress(OSError):
+                start = self._file.seek(0, os.SEEK_END)
+                if self._file.write(part.data) == len(part.data):
+                    return ParkedPart(self, start, len(part.data))
+        return part
+
+    def get(self, start: int, size: int) -> PackedPart:
+        assert self._file is not None
+        self._file.seek(start)
+        return PackedPart(self._file.read(size))
+
+
+class ParkedPart(NamedTuple):
+    """A packed part in a file."""
+
+    file: PartsFile
+    start: int
+    size: int
+
+    def unpack(self) -> Any:
+        return self.file.get(self.start, self.size).unpack()
 
 
 def other_version(error: Exception) -> str:
@@ -174,10 +211,11 @@ def analyze_files(
         for file, rank in zip(files, named_ranks(files), strict=True)
     ]
     portions: list[Portion] = []
+    parts_file = PartsFile() if len(files) >= MANY_RANKS else None
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)
-        kept = portion.packed() if len(files) >= MANY_RANKS else portion
+        kept = portion if parts_file is None else portion.parked(parts_file)
         portions.append(kept._replace(trace=b""))
         progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
     file_order = {file: number for number, file in reversed([*enumerate(files)])}

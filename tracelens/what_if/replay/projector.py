@@ -52,7 +52,7 @@ from tracelens.what_if.thresholds import (
 
 ALL = "all"
 """Selects all steps together."""
-_KEPT = 6
+_KEPT = 4
 """Edits kept by a projector."""
 
 

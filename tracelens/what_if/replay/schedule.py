@@ -77,7 +77,7 @@ class StepReplay:
         """The segment with nothing changed."""
         return EditedSegment(self.segment, Edit.recorded(self.graph))
 
-    @cached_property
+    @property
     def as_recorded(self) -> SteadyStep:
         """The step on each rank with nothing changed, not repeated."""
         return SteadyStep(self.recorded, self.extents(self._same.schedule()))

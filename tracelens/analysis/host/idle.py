@@ -268,7 +268,7 @@ class Activity(NamedTuple):
 
 
 class Host:
-    """The threads of a trace that launch GPU work; ask with `trace.once(Host)`."""
+    """The threads of a trace that launch GPU work."""
 
     def __init__(self, trace: Trace) -> None:
         self._events = events = trace.arrays
@@ -686,7 +686,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
     ]
     # The pieces up to the end of the launch call, by launching thread.
-    program, outermost = trace.once(Host), trace.once(_outermost_op)
+    program, outermost = Host(trace), _outermost_op(trace)
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
     for thread in unique(number).tolist():

@@ -205,4 +205,7 @@ def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
     first = np.searchsorted(inside.end, start, side="right")
     last = np.searchsorted(inside.start, end, side="left")
     row, piece = ranges(first, np.maximum(last - first, 0))
-    return row, np.maximum(start[row], inside.start[piece]), np.minimum(end[row], inside.end[piece])
+    start, end = start[row], end[row]
+    np.maximum(start, inside.start[piece], out=start)
+    np.minimum(end, inside.end[piece], out=end)
+    return row, start, end

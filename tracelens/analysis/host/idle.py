@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -268,7 +269,7 @@ class Activity(NamedTuple):
 
 
 class Host:
-    """The threads of a trace that launch GPU work."""
+    """The threads of a trace that launch GPU work; ask with `trace.once(Host)`."""
 
     def __init__(self, trace: Trace) -> None:
         self._events = events = trace.arrays
@@ -310,6 +311,14 @@ class Host:
             )
             if len(rows := np.flatnonzero(mask))
         ]
+
+    @cached_property
+    def outermost_op(self) -> Int:
+        """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
+        events = self._events
+        is_op = events.where("op") & ~named(events, _WRAPPER)
+        top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
+        return nearest(events.parent, events.depth, top)
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -686,7 +695,8 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
     ]
     # The pieces up to the end of the launch call, by launching thread.
-    program, outermost = Host(trace), _outermost_op(trace)
+    program = trace.once(Host)
+    outermost = program.outermost_op
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
     for thread in unique(number).tolist():
@@ -822,14 +832,6 @@ def _in_frame(trace: Trace) -> Bool:
     """For each event, whether it is a Python frame or inside of one."""
     events = trace.arrays
     return nearest(events.parent, events.depth, events.where("python")) >= 0
-
-
-def _outermost_op(trace: Trace) -> Int:
-    """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
-    events = trace.arrays
-    is_op = events.where("op") & ~named(events, _WRAPPER)
-    top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
-    return nearest(events.parent, events.depth, top)
 
 
 def _total(values: Int, *keys: Int) -> Int:

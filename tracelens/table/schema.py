@@ -318,14 +318,15 @@ class Coded(NamedTuple):
     def used(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """A column that picks from a long list of texts; only the picked ones travel with the table."""
         picked_codes, picked = distinct(codes, len(values))
-        return cls.merged(picked, [values[code] for code in picked_codes.tolist()])
+        return cls.merged(picked.astype(np.int32), [values[code] for code in picked_codes.tolist()])
 
     @classmethod
     def picked(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """`of` the texts with these codes."""
         used, row, code = np.unique(codes, return_index=True, return_inverse=True)
         order = np.argsort(row)
-        return cls.merged(np.argsort(order)[code], [values[code] for code in used[order].tolist()])
+        place = np.argsort(order).astype(np.int32)
+        return cls.merged(place[code], [values[code] for code in used[order].tolist()])
 
     @classmethod
     def concat(cls, columns: Sequence[Coded]) -> Coded:

@@ -318,4 +318,4 @@ def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     together = IdlePieces._make(
         np.concatenate(values).take(rows) for values in zip(pieces, own_pieces, strict=True)
     )
-    return gaps, together._replace(gap=gap[rows])
+    return gaps, together._replace(gap=gap[rows].astype(np.int32))

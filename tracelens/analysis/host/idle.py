@@ -715,7 +715,12 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
                 thread=np.full(len(cause), thread),
             )
         )
-    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
+    # There may be millions of pieces: what are no times takes four bytes.
+    times = {"start": np.int64, "end": np.int64}
+    together = IdlePieces._make(
+        np.concatenate(values, dtype=times.get(name, np.int32), casting="same_kind")
+        for name, values in zip(IdlePieces._fields, zip(*parts, strict=True), strict=True)
+    )
     return together.take(ordered(together.start))
 
 

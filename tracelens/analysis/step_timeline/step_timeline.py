@@ -309,7 +309,7 @@ def _busy_and_idle(trace: Trace, scope: Scope) -> States:
     return States(
         start=np.concatenate((start, idle.start)),
         end=np.concatenate((end, idle.end)),
-        code=np.concatenate((of_work[row], idle.cause + len(states))),
+        code=np.concatenate((of_work[row].astype(np.int32), idle.cause + np.int32(len(states)))),
         states=[*states, *((IDLE, cause) for cause in CAUSES)],
     )
 

@@ -3,8 +3,8 @@
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if
         -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors, printable,
-            symbols, units}
+        -> {arrays, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors, packing,
+            printable, symbols, units}
     opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -29,7 +29,7 @@ from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 from tests.garbage import uncollected
 
 BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
-BASE |= {"printable", "registry", "symbols", "units", "version"}
+BASE |= {"packing", "printable", "registry", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "filenames": set(),
     "lazy": set(),
     "native": set(),
+    "packing": set(),
     "printable": set(),
     "symbols": set(),
     "units": set(),

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
+from tracelens.packing import REDUCERS, one_for_all
 from tracelens.units import duration, three_digit_decimals
 
 Engine = Literal["matrix", "vector"]
@@ -321,6 +322,9 @@ class Device(Struct, frozen=True):
         if dtype in _NARROW and dtype in self.matrix:
             stands_in = ("fp32",)
         return next((self.vector[name] for name in (dtype, *stands_in) if name in self.vector), None)
+
+
+REDUCERS[Device] = one_for_all  # the ranks of a run have the same
 
 
 def is_grid(points: Iterable[tuple[int, ...]]) -> bool:

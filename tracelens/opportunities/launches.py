@@ -181,8 +181,8 @@ def launch_bound(context: RankContext) -> Outcome:
         launch_times.append("on ROCm")
     with_work = context.work.take(launched)
     idle, span = share_idle(context.work, with_work, context.called[launched])
-    kernels = context.work.take(context.work.is_kernel)
-    in_graphs = float(launched_by_graph(context.trace, kernels).mean()) if len(kernels.event) else 0.0
+    of_graphs = launched_by_graph(context.trace, work)[work.is_kernel]
+    in_graphs = float(of_graphs.mean()) if len(of_graphs) else 0.0
     by_graphs = f"; graphs launch {in_graphs:.0%} of the kernels" if in_graphs else ""
     return Detection(
         (

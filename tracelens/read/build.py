@@ -83,6 +83,7 @@ class EventRows(NamedTuple):
 
     table: Columns
     source: Int
+    category: Int  # of all events, also of those without a row
     dropped: Counter[str]
     first_drop: dict[str, int]
     repaired: Counter[str]
@@ -200,7 +201,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         host=host_name if isinstance(host_name, str) else "",
         devices=device_names(keys),
         epoch_ns=max(integer(keys.get("baseTimeNanoseconds"), LAST_NS), 0),
-        read=len(table.columns.phase) + len(table.drops) + table.unused.total(),
+        read=len(rows.category) + len(table.drops) + table.unused.total(),
         kept=rows.kept,
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,
@@ -219,7 +220,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
 
 
 def _select(table: Encoded) -> EventRows:
-    """Choose the events that become rows; count the rest by reason."""
+    """Choose the events that become rows; count the rest by reason, and leave the arrows in the table."""
     columns = table.columns
     dropped = Counter(drop.reason for drop in table.drops)
     first_drop = {drop.reason: drop.offset for drop in reversed(table.drops)}
@@ -247,7 +248,6 @@ def _select(table: Encoded) -> EventRows:
     _count(dropped, "begin or end without its partner", unpaired)
     dropped.update(table.unused)
     row[begin] = True
-    dur = dur.copy()
     dur[begin] = begin_dur_ns
     source = np.flatnonzero(row)
     endless = source[~summable(dur[source])]
@@ -260,7 +260,17 @@ def _select(table: Encoded) -> EventRows:
     _count(repaired, "no name", no_name[columns.name[source]])
     picked = Columns(*taken(columns, source))._replace(dur_ns=np.maximum(dur[source], 0))
     kept = sum(int(np.count_nonzero(mask)) for mask in (row, used, row[begin]))
-    return EventRows(picked, source, +dropped, first_drop, repaired, kept)
+    # Of a large trace both would be most of the memory.
+    table.columns = Columns(*taken(table.columns, of("s", "f")))
+    return EventRows(
+        table=picked,
+        source=source,
+        category=columns.category,
+        dropped=+dropped,
+        first_drop=first_drop,
+        repaired=repaired,
+        kept=kept,
+    )
 
 
 def _on_gpu(kind: Int) -> Bool:
@@ -354,7 +364,7 @@ def _linked(
 def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     """One row an op; ops without recorded arguments have empty texts."""
     op_events = np.flatnonzero(kind == EVENT_KINDS.index("op"))
-    row_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    row_of = np.full(len(rows.category), -1, dtype=np.int64)
     row_of[table.ops.event] = np.arange(len(table.ops.event))
     op_row = row_of[rows.source[op_events]]
     arguments = {"shapes": "dims", "dtypes": "types", "strides": "strides", "values": "values"}
@@ -429,7 +439,7 @@ def unread_device_events(
     # Kineto gives both to what a device did; accelerators' own profilers draw arrows with a category.
     on_stream = (rows.table.device >= 0) & (rows.table.stream >= 0) & ~known[category]
     has_ops = bool((kind == EVENT_KINDS.index("op")).any())
-    counts = _counts(table.columns.category, named & ~known) if named.any() else {}
+    counts = _counts(rows.category, named & ~known) if named.any() else {}
     counts |= _counts(category[on_stream & ~named[category]], ~known) if has_ops else {}
     if not counts:
         return ()

@@ -189,7 +189,7 @@ def host_side(
     )
     # Dims, types and values of what has to do with communication.
     talks = np.array(["c10d::" in name or name.startswith(MARK) for name in table.names], dtype=bool)
-    op_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    op_of = np.full(len(rows.category), -1, dtype=np.int64)
     op_of[table.ops.event] = np.arange(len(table.ops.event))
     columns = table.ops
     texts = {}

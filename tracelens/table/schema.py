@@ -5,6 +5,7 @@ Whatever a schema declares is what every output format shows; none of them knows
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, distinct
 from tracelens.errors import SchemaError
+from tracelens.packing import REDUCERS, one_for_all
 from tracelens.table.statistics import codes
 from tracelens.units import Unit
 
@@ -316,7 +318,15 @@ class Coded(NamedTuple):
     def used(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """A column that picks from a long list of texts; only the picked ones travel with the table."""
         picked_codes, picked = distinct(codes, len(values))
-        return cls.merged(picked, [values[code] for code in picked_codes.tolist()])
+        return cls.merged(picked.astype(np.int32), [values[code] for code in picked_codes.tolist()])
+
+    @classmethod
+    def picked(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
+        """`of` the texts with these codes."""
+        used, row, code = np.unique(codes, return_index=True, return_inverse=True)
+        order = np.argsort(row)
+        place = np.argsort(order).astype(np.int32)
+        return cls.merged(place[code], [values[code] for code in used[order].tolist()])
 
     @classmethod
     def concat(cls, columns: Sequence[Coded]) -> Coded:
@@ -324,7 +334,8 @@ class Coded(NamedTuple):
         sizes = [len(column.values) for column in columns]
         offsets = np.cumsum(sizes) - sizes
         codes = [
-            column.codes.astype(np.int64) + offset for column, offset in zip(columns, offsets, strict=True)
+            column.codes.astype(np.int32) + np.int32(offset)
+            for column, offset in zip(columns, offsets, strict=True)
         ]
         return cls.merged(np.concatenate(codes), [text for column in columns for text in column.values])
 
@@ -341,6 +352,19 @@ class Coded(NamedTuple):
 
     def equals(self, text: str) -> Bool:
         return self.mask(lambda value: value == text)
+
+
+def _packed(column: Coded) -> tuple[Any, ...]:
+    return _with_known_texts, (column.codes.astype(np.int32, copy=False), column.values)
+
+
+def _with_known_texts(codes: Int, values: Sequence[str]) -> Coded:
+    """A column that was packed: ranks name the same, and text is most of what they hold."""
+    return Coded(codes, [sys.intern(text) if type(text) is str else text for text in values])
+
+
+REDUCERS[Coded] = _packed
+REDUCERS[Schema] = one_for_all
 
 
 RANK = Column("rank", "int64", doc="rank in the job; 0 for a single trace that names none")

@@ -202,7 +202,15 @@ def both(a: Union, b: Union) -> Union:
 
 def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
     """The parts of intervals (ns) that lie in a set: (row, start, end) of each, in order of the rows."""
+    row, piece = _touching(start, end, inside)
+    start, end = start[row], end[row]
+    np.maximum(start, inside.start[piece], out=start)
+    np.minimum(end, inside.end[piece], out=end)
+    return row, start, end
+
+
+def _touching(start: Int, end: Int, inside: Union) -> tuple[Int, Int]:
+    """(row, piece of the set) of all that overlap."""
     first = np.searchsorted(inside.end, start, side="right")
     last = np.searchsorted(inside.start, end, side="left")
-    row, piece = ranges(first, np.maximum(last - first, 0))
-    return row, np.maximum(start[row], inside.start[piece]), np.minimum(end[row], inside.end[piece])
+    return ranges(first, np.maximum(last - first, 0))

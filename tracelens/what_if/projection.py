@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracelens.analysis import share
 from tracelens.analysis.comm import AlignedRun, RankCommunication, align, rank_communication
@@ -35,6 +35,7 @@ from tracelens.analysis.common import choose_device, noted, own_device
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
+from tracelens.packing import PackedApart
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip
 from tracelens.trace import Run, Scope, Trace
@@ -55,7 +56,7 @@ SUBJECT = "savings by replay"
 class ProjectorPart(NamedTuple):
     """What the projector needs of one rank beside its part of the graph."""
 
-    reads: dict[str, Any]  # what scenarios read of it
+    reads: PackedApart  # what scenarios read of it; few of them ask
     communication: RankCommunication | None  # of all its GPU work, where analyzers share that of some
     step: str | None  # that analyzers look at, None for all
 
@@ -196,7 +197,7 @@ def projector_part(
         function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads
     }
     whole, apart = trace.whole, step is not None or scope != "all"
-    reads = read_rank(functions, whole, _recorded_on(trace, device, device_file))
+    reads = PackedApart(read_rank(functions, whole, _recorded_on(trace, device, device_file)))
     return ProjectorPart(reads, rank_communication(whole) if apart else None, step)
 
 

@@ -118,13 +118,15 @@ def analyze_run(
 
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
     if events >= _WORTH_EVENTS and cores > 1:  # computed before the fork, since both processes need it
-        from tracelens.analysis.host import idle_time
+        from tracelens.analysis.fusable import step_gaps
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
+        from tracelens.trace import enclosing_op
 
         guard("MoE layers", trace.once, regions)
-        guard("idle time", idle_time, trace)
+        guard("idle time", trace.once, step_gaps)
         guard("serving steps", rank_steps, trace)
+        guard("enclosing ops", trace.once, enclosing_op)
         give_back()
     with beside(slow_parts, events, cores) as wait:
         parts = {}

@@ -8,7 +8,6 @@ workers of a Dask cluster, where the files must be under the same paths.
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import subprocess
@@ -16,25 +15,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
-from isal import isal_zlib
 from msgspec.structs import replace
 
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
+from tracelens.packing import PackedPart
 from tracelens.read import BESIDE, GraphSources, SideTraces
 from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
     from subprocess import Popen
-
-    from numpy.typing import NDArray
 
     from tracelens.table import Result
     from tracelens.trace import Run, Trace, TraceMeta
@@ -67,7 +64,7 @@ class Portion(NamedTuple):
     rank: int  # that the tables are of
     span: tuple[int, int]  # first and last time of its events, ns
     # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
-    parts: dict[str, Any | PackedPart]
+    parts: dict[str, Any]
     trace: bytes = b""  # pickled, as read, where the task says so
 
     def take(self, name: str) -> Any:
@@ -78,7 +75,7 @@ class Portion(NamedTuple):
         """
         part = self.parts.pop(name)
         try:
-            return part.unpack() if isinstance(part, PackedPart) else part
+            return part.unpack() if isinstance(part, PackedPart | ParkedPart) else part
         except (AttributeError, ImportError, TypeError) as error:
             raise TracelensError(f"{self.file}: {other_version(error)}") from None
 
@@ -90,51 +87,42 @@ class Portion(NamedTuple):
             }
         )
 
+    def parked(self, file: PartsFile) -> Portion:
+        return self._replace(parts={name: file.put(part) for name, part in self.packed().parts.items()})
 
-class PackedPart(NamedTuple):
-    """A part on its way, and until it is needed: a sixth of the bytes of the part."""
 
-    data: bytes
+class PartsFile:
+    """Packed parts of many ranks, in a file without a name; in memory where there is no room for it."""
 
-    @staticmethod
-    def of(part: Any) -> PackedPart:
-        pickled = io.BytesIO()
-        _Packer(pickled, protocol=5).dump(part)
-        return PackedPart(isal_zlib.compress(pickled.getbuffer(), 1))
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        with suppress(OSError):
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115
+            finalize(self, self._file.close)
+
+    def put(self, part: PackedPart) -> PackedPart | ParkedPart:
+        if self._file is not None:
+            with suppress(OSError):
+                start = self._file.seek(0, os.SEEK_END)
+                if self._file.write(part.data) == len(part.data):
+                    return ParkedPart(self, start, len(part.data))
+        return part
+
+    def get(self, start: int, size: int) -> PackedPart:
+        assert self._file is not None
+        self._file.seek(start)
+        return PackedPart(self._file.read(size))
+
+
+class ParkedPart(NamedTuple):
+    """A packed part in a file."""
+
+    file: PartsFile
+    start: int
+    size: int
 
     def unpack(self) -> Any:
-        return pickle.loads(isal_zlib.decompress(self.data))
-
-
-class _Packer(pickle.Pickler):
-    """Pickles arrays of integers in as few bytes a number as these need: times of a rank fit into four."""
-
-    def reducer_override(self, item: Any) -> Any:
-        import numpy as np  # processes start before it is imported
-
-        if type(item) is not np.ndarray or item.dtype.kind not in "iu" or item.ndim != 1 or len(item) < _LONG:
-            return NotImplemented
-        least = int(item.min())
-        narrow = np.min_scalar_type(int(item.max()) - least)
-        if narrow.itemsize >= item.itemsize:
-            return NotImplemented
-        # All first bytes, then all second ones: high ones are alike and compress well.
-        planes = (item - least).astype(narrow).view(np.uint8).reshape(-1, narrow.itemsize).T
-        return _widened, (planes.tobytes(), narrow.str, least, item.dtype.str)
-
-
-def _widened(planes: bytes, narrow: str, least: int, dtype: str) -> NDArray[Any]:
-    """The array that a packer made narrow."""
-    import numpy as np
-
-    by_number = np.frombuffer(planes, np.uint8).reshape(np.dtype(narrow).itemsize, -1).T
-    numbers = np.ascontiguousarray(by_number).view(narrow)[:, 0].astype(dtype)
-    numbers += np.asarray(least, dtype)
-    return numbers
-
-
-_LONG = 64
-"""Arrays of fewer numbers are not worth the bytes that say how they are packed."""
+        return self.file.get(self.start, self.size).unpack()
 
 
 def other_version(error: Exception) -> str:
@@ -223,10 +211,11 @@ def analyze_files(
         for file, rank in zip(files, named_ranks(files), strict=True)
     ]
     portions: list[Portion] = []
+    parts_file = PartsFile() if len(files) >= MANY_RANKS else None
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)
-        kept = portion.packed() if len(files) >= MANY_RANKS else portion
+        kept = portion if parts_file is None else portion.parked(parts_file)
         portions.append(kept._replace(trace=b""))
         progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
     file_order = {file: number for number, file in reversed([*enumerate(files)])}

@@ -36,6 +36,7 @@ from tracelens.analysis.fusable.moe_stages import (
     permutation_work,
     router_chains,
     router_work,
+    step_gaps,
 )
 from tracelens.analysis.fusable.optimizers import UnfusedOptimizer, optimizer_chains, unfused_optimizer
 
@@ -71,6 +72,7 @@ __all__ = [
     "router_work",
     "sizes_of",
     "speed_of_light",
+    "step_gaps",
     "unfused_loss",
     "unfused_optimizer",
     "width",

@@ -118,12 +118,12 @@ class StepWork:
     @cached_property
     def gaps(self) -> Gaps:
         """All gaps in the GPU work of the steps; positions are in `work`."""
-        return self.trace.once(_gaps)[0]
+        return self.trace.once(step_gaps)[0]
 
     @cached_property
     def idle(self) -> IdlePieces:
         """These gaps by cause, as analyzer `idle` tells them."""
-        return self.trace.once(_gaps)[1]
+        return self.trace.once(step_gaps)[1]
 
     @cached_property
     def recurrence(self) -> Recurrence:
@@ -287,12 +287,12 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
 
 
 def _recurrence(trace: Trace) -> Recurrence:
-    pieces = trace.once(_gaps)[1]
+    pieces = trace.once(step_gaps)[1]
     host, op, _ = host_names(trace, pieces)
     return recurrence(trace, pieces, host, op)
 
 
-def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
+def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
     gaps = find_gaps(step.work, np.array(step.window))
@@ -305,12 +305,12 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     for value, value_everywhere in zip(own, everywhere, strict=True):
         same[same] = value[same] == value_everywhere[known[same]]
     others = np.flatnonzero(~same)
+    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
+    trace.forget(Host)
     if not len(others) and len(gaps.start) == len(everywhere.start):
         return gaps, pieces
     position = np.full(len(everywhere.start), -1)
     position[known[same]] = np.flatnonzero(same)
-    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
-    trace.forget(Host)
     gap = np.concatenate((position[pieces.gap], others[own_pieces.gap]))
     rows = np.flatnonzero(gap >= 0)
     rows = rows[np.argsort(gap[rows], kind="stable")]
@@ -318,4 +318,4 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     together = IdlePieces._make(
         np.concatenate(values).take(rows) for values in zip(pieces, own_pieces, strict=True)
     )
-    return gaps, together._replace(gap=gap[rows])
+    return gaps, together._replace(gap=gap[rows].astype(np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from tracelens.analysis.host.launches import (
 )
 from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
 from tracelens.native import core
-from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
     STEP_MARK,
@@ -312,6 +313,14 @@ class Host:
             if len(rows := np.flatnonzero(mask))
         ]
 
+    @cached_property
+    def outermost_op(self) -> Int:
+        """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
+        events = self._events
+        is_op = events.where("op") & ~named(events, _WRAPPER)
+        top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
+        return nearest(events.parent, events.depth, top)
+
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
 
@@ -510,20 +519,20 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         tables["gaps"] = {
             "ts_ns": gaps.start[longest] - int(work.start.min()),
             "dur_ns": dur,
-            "step": [steps.labels[index] for index in np.clip(step, 0, len(steps.labels) - 1)],
-            "cause": [names[code] for code in main_cause[longest]],
+            "step": Coded.picked(np.clip(step, 0, len(steps.labels) - 1), steps.labels),
+            "cause": Coded.picked(main_cause[longest], names),
             "fraction_of_gap": main_ns[longest] / dur,
-            "host": [texts[code] for code in main_host[longest]],
-            "op": [texts[code] for code in main_op[longest]],
-            "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],
+            "host": Coded.picked(main_host[longest], texts),
+            "op": Coded.picked(main_op[longest], texts),
+            "next_work": Coded.picked(lookup(work.name, after, len(work.names)), [*work.names, ""]),
             "stream": lookup(work.stream, after, -1),
         }
         tables["pieces"] = {
             "local_ts_ns": pieces.start[rows],
             "dur_ns": pieces.dur[rows],
-            "cause": [names[code] for code in pieces.cause[rows]],
-            "host": [texts[code] for code in host[rows]],
-            "op": [texts[code] for code in op[rows]],
+            "cause": Coded.picked(pieces.cause[rows], names),
+            "host": Coded.picked(host[rows], texts),
+            "op": Coded.picked(op[rows], texts),
         }
         for name, columns in tables.items():
             parts[name].append({"rank": np.full(len(next(iter(columns.values()))), rank), **columns})
@@ -687,7 +696,8 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
     ]
     # The pieces up to the end of the launch call, by launching thread.
-    program, outermost = trace.once(Host), trace.once(_outermost_op)
+    program = trace.once(Host)
+    outermost = program.outermost_op
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
     for thread in unique(number).tolist():
@@ -706,7 +716,12 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
                 thread=np.full(len(cause), thread),
             )
         )
-    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
+    # There may be millions of pieces: what are no times takes four bytes.
+    times = {"start": np.int64, "end": np.int64}
+    together = IdlePieces._make(
+        np.concatenate(values, dtype=times.get(name, np.int32), casting="same_kind")
+        for name, values in zip(IdlePieces._fields, zip(*parts, strict=True), strict=True)
+    )
     return together.take(ordered(together.start))
 
 
@@ -823,14 +838,6 @@ def _in_frame(trace: Trace) -> Bool:
     """For each event, whether it is a Python frame or inside of one."""
     events = trace.arrays
     return nearest(events.parent, events.depth, events.where("python")) >= 0
-
-
-def _outermost_op(trace: Trace) -> Int:
-    """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
-    events = trace.arrays
-    is_op = events.where("op") & ~named(events, _WRAPPER)
-    top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
-    return nearest(events.parent, events.depth, top)
 
 
 def _total(values: Int, *keys: Int) -> Int:

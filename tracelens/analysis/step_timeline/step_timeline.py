@@ -16,7 +16,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host import CAUSES, idle_time
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import MODULE_MARK, NO_SHAPE, module_frames, program_scopes, shape_texts
-from tracelens.arrays import Bool, Int, lookup, numbered, typical_step
+from tracelens.arrays import Bool, Int, distinct, lookup, typical_step
 from tracelens.table import (
     RANK,
     Coded,
@@ -277,6 +277,13 @@ def rank_states(trace: Trace, scope: Scope = "all") -> States:
 
     Busy time is divided as in the breakdown, idle time by cause as in `idle`; pieces end with their step.
     """
+    edges = steps_of(trace).edges
+    # There may be millions of pieces: none of them is kept here.
+    return merged(in_order(_cut_at(_busy_and_idle(trace, scope), edges)), edges)
+
+
+def _busy_and_idle(trace: Trace, scope: Scope) -> States:
+    """The pieces in any order."""
     work, events = gpu_work(trace, scope), trace.arrays
     names, unnamed = [*events.names, ""], len(events.names)
     is_comm = work.kind == WORK_KINDS.index("comm")
@@ -299,12 +306,17 @@ def rank_states(trace: Trace, scope: Scope = "all") -> States:
             states.append((COMMUNICATION, " ".join(text for text in known if text != NOT_RECORDED)))
     row, start, end = exclusive_pieces(work.start, work.end, work.kind)
     _, idle = idle_time(trace, scope)
-    start, end = np.concatenate((start, idle.start)), np.concatenate((end, idle.end))
-    code = np.concatenate((of_work[row], idle.cause + len(states)))
-    edges = steps_of(trace).edges
-    piece, start, end = cut(start, end, Union(edges[:-1], edges[1:]))
-    everything = States(start, end, code[piece], [*states, *((IDLE, cause) for cause in CAUSES)])
-    return merged(in_order(everything), edges)
+    return States(
+        start=np.concatenate((start, idle.start)),
+        end=np.concatenate((end, idle.end)),
+        code=np.concatenate((of_work[row].astype(np.int32), idle.cause + np.int32(len(states)))),
+        states=[*states, *((IDLE, cause) for cause in CAUSES)],
+    )
+
+
+def _cut_at(states: States, edges: Int) -> States:
+    piece, start, end = cut(states.start, states.end, Union(edges[:-1], edges[1:]))
+    return States(start, end, states.code[piece], states.states)
 
 
 def in_order(states: States) -> States:
@@ -322,7 +334,7 @@ def merged(states: States, edges: Int) -> States:
         edges: of the steps.
     """
     # Of the different states only those that occur, once each.
-    used, place = numbered(states.code)
+    used, place = distinct(states.code, len(states.states))
     number: dict[State, int] = {}
     of_used = [number.setdefault(states.states[code], len(number)) for code in used.tolist()]
     code = np.array(of_used, dtype=np.int64)[place]

@@ -350,13 +350,22 @@ class Edit(Struct):
     tokens: float = 1.0  # of a step / those recorded
 
     @staticmethod
+    def recorded(graph: RunGraph) -> Edit:
+        """Nothing changed; it holds the graph's own arrays, so only a copy may change."""
+        return Edit(graph.dur, graph.delay, graph.lag, np.ones(len(graph.edge), dtype=bool))
+
+    @staticmethod
     def of(graph: RunGraph) -> Edit:
-        return Edit(
-            graph.dur.copy(), graph.delay.copy(), graph.lag.copy(), np.ones(len(graph.edge), dtype=bool)
-        )
+        return Edit.recorded(graph).copy()
 
     def copy(self) -> Edit:
         return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy(), self.tokens)
+
+    def share(self, before: Edit) -> None:
+        """Hold what is as before once; neither edit must change any more."""
+        for name in ("dur", "delay", "lag", "kept"):
+            if np.array_equal(getattr(self, name), shared := getattr(before, name)):
+                setattr(self, name, shared)
 
     def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:
         """Set durations, rounded to whole ns.

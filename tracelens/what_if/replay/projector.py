@@ -52,8 +52,8 @@ from tracelens.what_if.thresholds import (
 
 ALL = "all"
 """Selects all steps together."""
-_KEPT = 6
-"""Edits kept by a projector; each holds some 30 bytes a node and edge."""
+_KEPT = 4
+"""Edits kept by a projector."""
 
 
 class Projection(Struct, frozen=True, eq=False, dict=True):
@@ -113,8 +113,9 @@ class Projection(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def host_extremes_ns(self) -> list[int]:
         """The step with as little and as much host time as it may have; see `ProfilerShare`."""
-        extremes = self._projector.share.extremes(self._projector.graph, self.edit)
-        return [self._projector.replayed_ns(extreme) for extreme in extremes]
+        projector = self._projector
+        extremes = projector.share.extremes(projector.graph, projector.base_edit, self.edit)
+        return [projector.replayed_ns(extreme) for extreme in extremes]
 
 
 class Projector:
@@ -162,9 +163,10 @@ class Projector:
         if (self.recorded < 0).any():
             raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
         self.recorded_ns = mean_ns(self.recorded)
-        # The profiler's share of host time, and the replayed duration without it, from which scenarios start.
+        # The profiler's share of host time, and the step without it, from which scenarios start.
         self.share = self._profiler_share(step, unprofiled_step_ms)
-        self.base = self.recorded if self.share.as_recorded else self._spans(self.share.base(self.graph))
+        self.base_edit = self.share.base(self.graph)
+        self.base = self.recorded if self.share.as_recorded else self._spans(self.base_edit)
         self.base_ns = mean_ns(self.base)
 
     def _profiler_share(self, step: str | None, unprofiled_step_ms: float | None) -> ProfilerShare:
@@ -182,7 +184,7 @@ class Projector:
             )
 
         def scaled_ns(factor: float, pauses: float = 1.0) -> int:
-            return self.replayed_ns(scaled(self.graph, Edit.of(self.graph), factor, pauses))
+            return self.replayed_ns(scaled(self.graph, Edit.recorded(self.graph), factor, pauses))
 
         return profiler_share(known_ns, scaled_ns)
 
@@ -235,7 +237,7 @@ class Projector:
         """
         parts = tuple((item.name, argument) for item, argument in request.parts)
         done = next((count for count in range(len(parts), 0, -1) if parts[:count] in self._edits), 0)
-        before, known = self._edits[parts[:done]] if done else (self.share.base(self.graph), [])
+        before, known = self._edits[parts[:done]] if done else (self.base_edit, [])
         edit, assumed = before.copy(), [*known]
         try:
             for item, argument in request.parts[done:]:
@@ -245,6 +247,7 @@ class Projector:
                 f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
                 "measured ones"
             ) from error
+        edit.share(before)
         self._edits[parts] = edit, assumed
         while len(self._edits) > _KEPT:
             del self._edits[next(iter(self._edits))]
@@ -271,23 +274,23 @@ class ProfilerShare(Struct, frozen=True):
         return self.factor == self.pauses == 1
 
     def base(self, graph: RunGraph) -> Edit:
-        return scaled(graph, Edit.of(graph), self.factor, self.pauses)
+        """What scenarios start from, on copies of it."""
+        return scaled(graph, Edit.recorded(graph), self.factor, self.pauses)
 
     @property
     def upper(self) -> float:
         """Share of the projected step's host time to which intervals reach up: to the recorded at most."""
         return min(UPPER_HOST_SHARE, 1 / self.factor)
 
-    def extremes(self, graph: RunGraph, edit: Edit) -> list[Edit]:
+    def extremes(self, graph: RunGraph, base: Edit, edit: Edit) -> list[Edit]:
         """An edit with as little, and with as much host time as it may have without the profiler.
 
         None where the recording tells the factor, and the edit leaves the host as it is.
         """
         host_time = graph.host_time
-        if not self.as_recorded and edit.kept[host_time].all():
-            base = self.base(graph)
-            if np.array_equal(edit.lag[host_time], base.lag[host_time]):
-                return []
+        is_same = edit.kept[host_time].all() and np.array_equal(edit.lag[host_time], base.lag[host_time])
+        if not self.as_recorded and is_same:
+            return []
         return [scaled(graph, edit, share) for share in (self.lower, self.upper) if share != 1]
 
 

@@ -253,7 +253,7 @@ class ReplayedStep:
         recorded = projector.context.recorded
         self.graph, self.projector = recorded.graph, projector
         self.names = labels(recorded)
-        same, base = Edit.of(self.graph), projector.share.base(self.graph)
+        same, base = Edit.recorded(self.graph), projector.base_edit
         self.before: Mapping[str, int] = {}
         as_recorded = self._path(MEASURED, same, projector.step.as_recorded)
         self.recorded: Mapping[str, int] = as_recorded[-1]  # its critical path, ns by category

@@ -75,11 +75,9 @@ class StepReplay:
     @cached_property
     def _same(self) -> EditedSegment:
         """The segment with nothing changed."""
-        graph = self.graph  # whose arrays it shares: nothing changes them
-        kept = np.ones(len(graph.edge), dtype=bool)
-        return EditedSegment(self.segment, Edit(graph.dur, graph.delay, graph.lag, kept))
+        return EditedSegment(self.segment, Edit.recorded(self.graph))
 
-    @cached_property
+    @property
     def as_recorded(self) -> SteadyStep:
         """The step on each rank with nothing changed, not repeated."""
         return SteadyStep(self.recorded, self.extents(self._same.schedule()))
@@ -231,7 +229,7 @@ class EditedSegment:
             cut[self.graph.dst[~edit.kept]] = True
             self.reduction = Reduction(self.graph, segment.computed, cut[segment.computed])
         self.beyond = self.reduction.beyond_roots(edit)
-        self._waits: dict[Delays, tuple[Int, Int, Int]] = {}
+        self._waits: tuple[Delays, tuple[Int, Int, Int]] | None = None  # those asked for last
 
     @cached_property
     def _dur(self) -> Int:
@@ -261,7 +259,7 @@ class EditedSegment:
 
         The latter where it is ready at a time or later: (more, ready, until), ns.
         """
-        if delays not in self._waits:
+        if self._waits is None or self._waits[0] != delays:
             known, last = self.reduction, self.reduction.last
             more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
             if delays == "high":
@@ -274,8 +272,8 @@ class EditedSegment:
                 more[last] += np.minimum(self._delay, usual)
             free = self._free
             ready[last[free]], until[last[free]] = 2 * NEVER, self.end[free]
-            self._waits[delays] = more, ready, until
-        return self._waits[delays]
+            self._waits = delays, (more, ready, until)
+        return self._waits[1]
 
     @cached_property
     def lags(self) -> tuple[Int, Int]:

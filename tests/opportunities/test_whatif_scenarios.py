@@ -14,7 +14,7 @@ from tracelens.errors import TracelensError, UnknownName
 from tracelens.opportunities.experts import balanced
 from tracelens.trace import Run
 from tracelens.what_if import SCENARIOS, Edit, ScenarioContext, parse_request, whatif
-from tracelens.what_if.graph import build
+from tracelens.what_if.graph import Node, build
 from tracelens.what_if.replay import labels
 
 CALL_NS = 1_000
@@ -155,7 +155,7 @@ def test_balanced_experts_have_the_same_work_on_all_ranks() -> None:
     graph = context.graph
     edit = Edit.of(graph)
     assert re.search(r"1\.\d\dx the mean", balanced(context, edit, ""))
-    changed = np.flatnonzero(edit.dur != graph.dur)
+    changed = np.flatnonzero((edit.dur != graph.dur) & (graph.kind == Node.WORK))
     before, after = (
         np.bincount(graph.rank[changed], weights=durations[changed]) for durations in (graph.dur, edit.dur)
     )
@@ -164,6 +164,11 @@ def test_balanced_experts_have_the_same_work_on_all_ranks() -> None:
     names = labels(context.recorded).name
     routed = {names.values[code] for code in names.codes[changed].tolist()}
     assert routed.isdisjoint({"ncclDevKernel_SendRecv(ncclDevComm*)", "softmax_warp_forward"})
+    # Each rank sent 16 of 20 rows to one of the two, and sends 10 now.
+    meetings, _ = context.meetings()
+    exchanged = meetings[edit.dur[meetings] != graph.dur[meetings]]
+    assert len(exchanged)
+    assert edit.dur[exchanged] / graph.dur[exchanged] == pytest.approx(10 / 16, abs=0.01)
 
 
 RECORD = "op record_param_comms collective=all_to_all group=0 ranks=[0,1] size=2 in=4000 out=4000 dtype=Half"

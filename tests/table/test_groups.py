@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean, median
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,3 +33,11 @@ def test_statistics(rows: list[tuple[int, int]]) -> None:
         assert (found.total[number], found.min[number], found.max[number]) == (sum(own), min(own), max(own))
         assert np.isclose(found.mean[number], mean(own))
         assert np.isclose(found.median[number], median(own))
+
+
+@pytest.mark.parametrize("span", [1 << 29, 1 << 40])
+def test_statistics_of_groups_in_four_bytes(span: int) -> None:
+    group = np.array([7, 7, 0, 7], dtype=np.int32)
+    found = stats(group, np.array([span, 1, 5, 2]), 8)
+    assert (found.median[7], found.median[0]) == (2, 5)
+    assert (found.min[7], found.max[7]) == (1, span)

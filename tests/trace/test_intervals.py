@@ -125,6 +125,13 @@ def test_exclusive_where_one_number_would_overflow(spans: list[tuple[int, int, i
     assert (wide >> 40).tolist() == exclusive(start, end, group).tolist()
 
 
+def test_exclusive_of_groups_in_four_bytes() -> None:
+    """Lifted by their groups, times need eight."""
+    start, end = np.array([0, 1 << 29, 1 << 29]), np.array([1 << 30, 1 << 30, 1 << 30])
+    group = np.array([0, 0, 7], dtype=np.int32)
+    assert exclusive(start, end, group).tolist() == [0, 1 << 30, 1 << 29]
+
+
 def test_exclusive_in_one_group_over_a_century() -> None:
     # One broken time stamp makes the span as long as int64 allows; a single group needs no lifting.
     start, end = np.array([0, 5, (1 << 62) - 2]), np.array([10, 20, 1 << 62])

@@ -79,7 +79,7 @@ def _ordered(group: Int, values: Int) -> Int:
     if (int(group.max()) + 1) * span >= 1 << 62:
         return values[ordered(group, values)]
     # One sort of numbers is much faster than one of rows by two keys.
-    return np.sort(group * span + (values - least)) % span + least
+    return np.sort(group.astype(np.int64) * span + (values - least)) % span + least
 
 
 def sums(group: Int, values: Int, groups: int) -> Int:
@@ -164,7 +164,7 @@ def outermost(parent: Int, depth: Int, rows: Int, group: Int) -> Bool:
     position, size = preorder(lookup(place, above, -1), np.zeros(len(members), dtype=np.int64))
     # Lifted by group: how far the rows of a group that began before reach.
     member = place[rows]
-    begin = position[member] + group * (len(members) + 1)
+    begin = position[member] + group.astype(np.int64) * (len(members) + 1)
     order = np.argsort(begin)
     reach = np.maximum.accumulate((begin + size[member])[order])
     result = np.ones(len(rows), dtype=bool)

@@ -109,7 +109,7 @@ def exclusive(start: Int, end: Int, group: Int) -> Int:
         share_start[~low] = exclusive(start[~low], end[~low], group[~low] - middle - 1)
         return share_start
     # A running maximum that starts anew in each group: later groups are lifted above all earlier ones.
-    lift = group[order] * span
+    lift = group[order].astype(np.int64) * span
     reached = np.maximum.accumulate(end[order] - base + lift)
     share_start = start.copy()
     before = reached[:-1] - lift[1:] + base

@@ -78,7 +78,7 @@ def costs(trace: Trace, device: Device | None) -> RankCosts:
     kernels = work.dur[work.is_kernel & (work.dur > 0)]
     parameters = fitting(work.names, work.name, _OPTIMIZER)
     has_op = work.op >= 0
-    parameters[has_op] |= fitting(work.names, trace.arrays.name[work.op[has_op]], _OPTIMIZER)
+    parameters[has_op] |= fitting(trace.arrays.names, trace.arrays.name[work.op[has_op]], _OPTIMIZER)
     return RankCosts(
         cost=counted.item,
         costs=[item.cost for item in counted.items],

@@ -34,9 +34,7 @@ BLAMED_SHARE = 0.1
 STEADY_SHARE = 0.9
 """Least share of the waiting that has causes which a steady pace removes, for that to be the scenario."""
 
-EXPLAINED = (
-    "extra_work",
-    "slow_kernels",
+_OF_HOST = (
     "silent_host",
     "python_code",
     "stalled_host",
@@ -46,9 +44,8 @@ EXPLAINED = (
     "collective_call",
     "late_launch",
 )
+EXPLAINED = ("extra_work", "slow_kernels", *_OF_HOST)
 """Causes that can be removed on the late rank."""
-HOST_CAUSES = EXPLAINED[2:]
-"""Those of them that are its host's."""
 PASSING = ("kernel_loading", "profiler", "recording_began")
 """Causes that go by themselves: what nobody has to fix counts nowhere."""
 UNEVEN = ("token_load",)
@@ -355,8 +352,8 @@ def _late_rank_significance(stragglers: Result) -> tuple[NDArray[np.str_], Bool]
     of_rank = dict(zip(ranks.array("rank").tolist(), ranks.texts("significance"), strict=True))
     of_pair = {pair: of_rank[pair[0]] if text == UNTESTED else text for pair, text in of_pair.items()}
     certain = {pair for pair, text in of_pair.items() if text == SIGNIFICANT}
-    held = {rank for rank, cause in certain if cause in HOST_CAUSES}
-    of_pair |= {pair: SIGNIFICANT for pair in of_pair if pair[0] in held and pair[1] in HOST_CAUSES}
+    held = {rank for rank, cause in certain if cause in _OF_HOST}
+    of_pair |= {pair: SIGNIFICANT for pair in of_pair if pair[0] in held and pair[1] in _OF_HOST}
     waits = [*zip(lost.array("late_rank").tolist(), lost.texts("cause"), strict=True)]
     of_row = np.array([of_pair.get(wait, UNTESTED) for wait in waits], dtype=np.str_)
     return of_row, np.array([wait in certain for wait in waits], dtype=bool)

@@ -320,20 +320,15 @@ class Events(NamedTuple):
 
         Most names are those of Python frames, so the names of other kinds alone are looked at.
         """
-        is_used = self._used(*kinds)
-        fits = np.zeros(len(self.names), dtype=bool)
-        fits[is_used] = matching(compress(self.names, is_used), pattern)
-        return fits.take(self.name) & self.where(*kinds)
+        fits = self.where(*kinds)
+        fits[fits] = fitting(self.names, self.name[fits], pattern)
+        return fits
 
     def names_of(self, *kinds: str) -> list[str]:
         """The distinct names of the events of these kinds."""
-        return list(compress(self.names, self._used(*kinds)))
-
-    def _used(self, *kinds: str) -> Bool:
-        """Which names events of these kinds have."""
         is_used = np.zeros(len(self.names), dtype=bool)
         is_used[self.name[self.where(*kinds)]] = True
-        return is_used
+        return list(compress(self.names, is_used))
 
 
 class Trace(Struct, frozen=True, dict=True):

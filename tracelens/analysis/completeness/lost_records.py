@@ -210,7 +210,7 @@ def missing_collectives(recording: Recording) -> Iterator[Doubt]:
     if not len(by_host) or not is_nccl.any():
         return
     recorded = np.isin(work.event, by_host)
-    by_torch = fitting(work.names, lookup(recording.events.name, work.op, 0), _TORCH_OP)
+    by_torch = fitting(recording.events.names, lookup(recording.events.name, work.op, 0), _TORCH_OP)
     like = np.isin(work.lane, unique(work.lane[recorded])) | (by_torch & (work.op >= 0))
     lost = np.flatnonzero(is_nccl & ~recorded & like)
     if len(lost):

@@ -33,6 +33,7 @@ ALIKE = (
     "sample_traces/ladder/ep4/04_sync_free_2",
     "sample_traces/ladder/ep4/06_overlap_shared",
     "sample_traces/ladder/ep4/07_manual_gc",
+    "sample_traces/ladder_large",
     "sample_traces/pipeline/plain",
     "sample_traces/serving/delayer_off",
     "sample_traces/serving/tbo_request",

@@ -104,6 +104,29 @@ def test_a_step_as_one_graph_is_what_one_measured() -> None:
         assert int(projected) / measured == pytest.approx(1, abs=0.15)
 
 
+FUSED = "fused_permute+fused_router+fused_loss"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "scenario"),
+    [
+        ("00_baseline", "01_grouped_gemm", "grouped_gemm"),
+        ("01_grouped_gemm", "02_fusion", FUSED),
+        ("02_fusion", "03_dedup", "dispatch=dedup"),
+        ("03_dedup", "05_sync_free_3", "sync_free"),
+        ("06_overlap_shared", "07_overlap_1f1b", "overlap_1f1b"),
+        ("06_overlap_shared", "09_graph", "step_graph"),
+    ],
+)
+def test_rungs_of_a_busy_gpu_are_what_was_measured(before: str, after: str, scenario: str) -> None:
+    """Four ranks of a ladder on which the host is never too slow: 156 to 117 ms a step."""
+    folder = SAMPLES / "ladder_large" / "ep4"
+    projected = whatif(tracelens.load(folder / before), [scenario])["whatif"]["projected_ns"][0]
+    measured = whatif(tracelens.load(folder / after), ["identity"]).meta["base_ns"]
+    assert int(projected) / measured == pytest.approx(1, abs=0.07)
+
+
 def _launches(run: Run) -> int:
     steps = tracelens.analyze(run, "steps")["steps"]
     return int(steps["launches"].median())

@@ -82,9 +82,9 @@ def fault(name: str, folder: Path, device: str) -> None:
     )  # fmt: skip
 
 
-def ladder(name: str, folder: Path, device: str) -> None:
+def ladder(told: Mapping[str, str], name: str, folder: Path, device: str) -> None:
     """Record a ladder, each of its rungs in a folder."""
-    arguments = ["workload", "ladder", str(folder), *sample_runs.LADDERS[name].split()]
+    arguments = ["workload", "ladder", str(folder), *told[name].split()]
     # It has told what is wrong.
     if command([*arguments, "--scrub", "--device", device]):
         raise TracelensError(f"the ladder {name} was not climbed")
@@ -102,11 +102,16 @@ def _of_training(samples: Mapping[str, Sample], largest_bytes: int, device: str 
     return Group(told, partial(train, samples), largest_bytes, device)
 
 
+def _of_ladders(told: Mapping[str, str]) -> Group:
+    return Group(told, partial(ladder, told), sample_runs.LARGEST_BYTES)
+
+
 GROUPS = {
     "cpu": _of_training(sample_runs.CPU, sample_runs.LARGEST_BYTES, "cpu"),
     "one_gpu": _of_training(sample_runs.ONE_GPU, sample_runs.LARGEST_BYTES)._replace(zstandard=False),
     "pipeline": _of_training(sample_runs.PIPELINE, sample_runs.LARGEST_BYTES),
-    "ladder": Group(sample_runs.LADDERS, ladder, sample_runs.LARGEST_BYTES),
+    "ladder": _of_ladders(sample_runs.LADDER),
+    "ladder_large": _of_ladders(sample_runs.LADDER_LARGE),
     "toggles": Group(toggle_variants.VARIANTS, toggle, toggle_variants.LARGEST_BYTES),
     "serving": Group(serving_variants.TOLD, serve, serving_variants.LARGEST_BYTES),
     "faults": Group(fault_variants.TOLD, fault, fault_variants.LARGEST_BYTES),
@@ -130,7 +135,8 @@ def record(group: str, runs: Sequence[str], folder: Path, device: str) -> None:
     for name in runs:
         of.record(name, folder / name, device)
         for path in sorted((folder / name).rglob("*.json.gz")):
-            files.append(smaller(path) if of.zstandard else recompressed(path))
+            (smaller if of.zstandard else recompressed)(path)
+        files += sorted((folder / name).rglob("rank*.json.*"))  # with the values that the profiler leaves out
     told = {name: of.runs[name] for name in runs}
     (folder / "MANIFEST.toml").write_text(manifest(group, told, folder, files, device))
     largest = max(files, key=lambda path: path.stat().st_size)
@@ -140,18 +146,16 @@ def record(group: str, runs: Sequence[str], folder: Path, device: str) -> None:
         )
 
 
-def recompressed(path: Path) -> Path:
-    """The trace in a third less than what is written in a hurry while a training waits."""
+def recompressed(path: Path) -> None:
+    """Pack a trace into a third less than what is written in a hurry while a training waits."""
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), mtime=0))
-    return path
 
 
-def smaller(path: Path) -> Path:
-    """The trace in half the bytes."""
-    packed = path.with_suffix(".zst")
-    packed.write_bytes(ZstdCompressor(level=19).compress(gzip.decompress(path.read_bytes())))
+def smaller(path: Path) -> None:
+    """Pack a trace into half the bytes."""
+    packed = ZstdCompressor(level=19).compress(gzip.decompress(path.read_bytes()))
+    path.with_suffix(".zst").write_bytes(packed)
     path.unlink()
-    return packed
 
 
 def manifest(group: str, runs: Mapping[str, str], folder: Path, files: Sequence[Path], device: str) -> str:

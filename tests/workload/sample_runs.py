@@ -50,11 +50,18 @@ PIPELINE = {"plain": Sample("small", _PIPELINE), "interleaved": Sample("small", 
 CPU = {"tiny": Sample("tiny", "ranks=2", steps=2)}
 """What `tracelens workload run --preset tiny --ranks 2` records."""
 
-LADDERS = {
+LADDER = {
     "ep4": "--preset small --ranks 4 --layers 3 --set vocab=32768 --seq 1024 --micro-batch 2 --timed 20 "
     "--recorded 2 --without overlap_1f1b --without numa"
 }
-"""Options of `tracelens workload ladder`. Of one micro-batch none lies over another."""
+"""Options of `tracelens workload ladder`: a step that the host is too slow for. Of one micro-batch none lies
+over another."""
+
+LADDER_LARGE = {
+    "ep4": "--preset small --ranks 4 --layers 2 --set vocab=32768 --set top_k=8 --set dense_ffn=8192 "
+    "--seq 4096 --micro-batch 4 --micro-batches 2 --timed 12 --recorded 2 --without numa --without manual_gc"
+}
+"""The same of sixteen times as many tokens, which keep the GPU busy."""
 
 LARGEST_BYTES = 650_000
 """Of a rank's trace."""

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.workload.sample_runs import CPU, LARGEST_BYTES, ONE_GPU, PIPELINE, Sample
+from tests.workload.sample_runs import CPU, LADDER, LADDER_LARGE, LARGEST_BYTES, ONE_GPU, PIPELINE, Sample
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tracelens import analyze, load
 from tracelens.planner.config import Toggles
 from tracelens.trace import Run
 
 GROUPS = {"cpu": CPU, "one_gpu": ONE_GPU, "pipeline": PIPELINE}
-LARGEST_TOTAL = 20_000_000
+LARGEST_TOTAL = 31_000_000
 
 of_each_group = pytest.mark.parametrize(
     ("group", "runs"), [pytest.param(name, runs, marks=needs(name)) for name, runs in GROUPS.items()]
@@ -50,6 +50,12 @@ def test_the_files_are_those_of_the_manifest(group: str, runs: Mapping[str, Samp
     check_files(group, runs, LARGEST_BYTES)
     for name, sample in runs.items():
         assert sample.fields in manifest(group)["runs"][name]
+
+
+@pytest.mark.parametrize(("group", "runs"), [("ladder", LADDER), ("ladder_large", LADDER_LARGE)])
+def test_ladders_are_those_of_their_manifests(group: str, runs: Mapping[str, str]) -> None:
+    check_files(group, runs, LARGEST_BYTES)
+    assert manifest(group)["runs"] == runs
 
 
 @of_each_group
@@ -97,7 +103,10 @@ def test_recording_without_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = tomllib.loads((tmp_path / "toggles" / "MANIFEST.toml").read_text())
     assert set(told["runs"]) == {"loss_fused", "sync_free_3"}
-    assert len(told["sha256"]) == 2
+    traces = {
+        f"{name}/rank0{suffix}" for name in told["runs"] for suffix in (".json.zst", ".values.json.zst")
+    }
+    assert set(told["sha256"]) == traces
     assert analyze(load(tmp_path / "toggles" / "sync_free_3"), "moe").meta["sync_free_stage"] == 3
 
 

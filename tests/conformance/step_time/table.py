@@ -1,4 +1,4 @@
-"""Projected step times against measured ones: new runs, earlier pairs, the ladder, and Megatron-core."""
+"""Projected step times against measured ones: new runs, earlier pairs, ladders, and Megatron-core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tracelens.planner.config import Config, override, preset
 from tracelens.planner.step_time import Machine, estimate
 
 HERE = Path(__file__).parent
-LADDER = Path(__file__).parents[3] / "sample_traces" / "ladder" / "ep4" / "ladder.json"
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
+LADDERS = ("ladder", "ladder_large")
 RECORDED = tomllib.loads((HERE / "recorded.toml").read_text())
 PROJECTED: dict[str, dict[str, float]] = tomllib.loads((HERE / "projected.toml").read_text())["runs"]
 MEASURED: dict[str, dict[str, Any]] = {}
@@ -80,9 +81,10 @@ def new_runs() -> Iterator[Run]:
 
 
 def earlier_runs() -> Iterator[Run]:
-    """Both sides of the pairs of the reference workload, the ladder, and the runs of recorded.toml."""
+    """Both sides of the pairs of the reference workload, the ladders, and the runs of recorded.toml."""
     yield from _pairs()
-    yield from _ladder()
+    for name in LADDERS:
+        yield from _ladder(name)
     for item in RECORDED["run"]:
         family = RECORDED["family"][item["family"]]
         config = override(preset(family["preset"]), f"{family['fields']} {item['fields']}".split())
@@ -102,8 +104,8 @@ def _pairs() -> Iterator[Run]:
         yield Run(name, config, measured_ms, host="pairs")
 
 
-def _ladder() -> Iterator[Run]:
-    content = json.loads(LADDER.read_text())
+def _ladder(group: str) -> Iterator[Run]:
+    content = json.loads((SAMPLES / group / "ep4" / "ladder.json").read_text())
     fields = [
         f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
         for part in content["config"].values()
@@ -113,7 +115,7 @@ def _ladder() -> Iterator[Run]:
     for rung in content["rungs"]:
         toggles = replace(base.toggles, **rung["toggles"])
         config = replace(base, toggles=toggles)
-        yield Run(f"ladder ep4, {rung['name']}", config, rung["typical_ms"], host="ladder")
+        yield Run(f"{group} ep4, {rung['name']}", config, rung["typical_ms"], host="ladder")
 
 
 @lru_cache

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 import tracelens
 from tracelens.planner.config import Config
 from tracelens.planner.expected import flops
@@ -24,7 +26,7 @@ def closed_forms(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 def compare_flops(folder: Path, config: Config, device: str) -> None:
     """Assert that each scope of each rank has the FLOPs of its closed form, backward among them too."""
-    run = tracelens.load(folder)
+    run = _by_shapes(tracelens.load(folder))
     assert len(run.traces) == config.layout.ranks
     for trace in run.traces:
         rank = trace.meta.rank
@@ -35,6 +37,11 @@ def compare_flops(folder: Path, config: Config, device: str) -> None:
         layers = {f"L{layer}" for layer in range(config.model.layers)}
         unknown = {name for name in parts if name.startswith("L")} - {*expected, *layers}
         assert not unknown, f"rank {rank}"
+
+
+def _by_shapes(run: Run) -> Run:
+    """The run without what was noted of buffers in another step than those whose closed forms are known."""
+    return Run(tuple(replace(trace, meta=replace(trace.meta, group_rows={})) for trace in run.traces))
 
 
 def _counted(run: Run, rank: int) -> dict[str, tuple[int, int]]:

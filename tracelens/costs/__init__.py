@@ -4,6 +4,7 @@ from tracelens.costs.collective import MESSAGE_OPS, Message, message
 from tracelens.costs.model import (
     COSTS,
     NO_SHAPES,
+    UPPER_BOUND,
     CostModel,
     Engine,
     Lengths,
@@ -21,6 +22,7 @@ __all__ = [
     "COSTS",
     "MESSAGE_OPS",
     "NO_SHAPES",
+    "UPPER_BOUND",
     "CostModel",
     "Engine",
     "Lengths",

@@ -24,6 +24,7 @@ _NO_DIMENSIONS = "GEMM operands without their dimensions"
 _NOT_GROUPED = "operands of a grouped GEMM without 2 or 3 dimensions"
 _ROWS = "upper bound: every row in a group, every group with rows"
 _SPLIT = "upper bound: every row in a group"
+_IN_GROUPS = "rows in groups: as many as the recorder noted of another step"
 _BOTH_GRADIENTS = "gradients of input and weights"
 _PRIMUS = (
     "grouped_gemm",
@@ -433,8 +434,8 @@ def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
 # The rows of all groups lie behind each other and offsets (or lengths) on the device cut them apart, so their
 # values are not in the trace, but the sums are: with T rows in all groups together, 2·T·K·N FLOPs, however
 # they are distributed. Two assumptions are upper bounds, and noted: that every row belongs to a group
-# (padding behind the last one is not computed), and that every group has rows (the weights of an empty one
-# are not read).
+# (padding behind the last one is not computed; the recorder notes how many do), and that every group has rows
+# (the weights of an empty one are not read).
 #
 #     aten::_grouped_mm   2d x 3d   (T, K) x (G, K, N) -> (T, N)      rows cut into groups
 #                         3d x 2d   (G, M, K) x (K, T) -> (M, T)      columns cut into groups
@@ -446,39 +447,39 @@ def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
 # torch_bindings.cpp; grouped_gemm (MegaBlocks), ops.py.
 
 
-@cost("aten::_grouped_mm", "aten::_grouped_mm.out")
+@cost("aten::_grouped_mm", "aten::_grouped_mm.out", groups=True)
 def grouped_mm(call: OpCall) -> OpCost:
     """Grouped GEMM: 2d or 3d operands, offsets behind them."""
     return _torch_grouped(call, offsets=2, extra=call.bytes(3), out=dtype_argument(call, 4))
 
 
-@cost("aten::_scaled_grouped_mm")
+@cost("aten::_scaled_grouped_mm", groups=True)
 def scaled_grouped_mm(call: OpCall) -> OpCost:
     """Grouped GEMM of scaled 8-bit (or packed 4-bit) matrices; the result is bf16 unless given."""
     extra = call.bytes(2, 3, 5)
     return _torch_grouped(call, offsets=4, extra=extra, out=dtype_argument(call, 7) or "bf16")
 
 
-@cost("aten::_scaled_grouped_mm_v2")
+@cost("aten::_scaled_grouped_mm_v2", groups=True)
 def scaled_grouped_mm_v2(call: OpCall) -> OpCost:
     """The same with lists of scales, whose bytes are not known and not counted."""
     return _torch_grouped(call, offsets=8, extra=0, out=dtype_argument(call, 10) or "bf16")
 
 
-@cost(*_PRIMUS_OPS)
+@cost(*_PRIMUS_OPS, groups=True)
 def primus_grouped(call: OpCall) -> OpCost:
     """Primus-Turbo, CK and hipBLASLt: a, b and the lengths of the groups."""
     return _segments(call, call.tensor(0), call.tensor(1), lengths=2)
 
 
-@cost("primus_turbo::grouped_gemm_variable_k_accum_impl")
+@cost("primus_turbo::grouped_gemm_variable_k_accum_impl", groups=True)
 def primus_grouped_accumulated(call: OpCall) -> OpCost:
     """Weight gradients added to a given result, which is read and written in its own type."""
     out = call.tensor(9)
     return _segments(call, call.tensor(0), call.tensor(1), lengths=2, extra=out.bytes, out=out.dtype)
 
 
-@cost(*_PRIMUS_FP8)
+@cost(*_PRIMUS_FP8, groups=True)
 def primus_grouped_fp8(call: OpCall) -> OpCost:
     """The same with scales behind the operands; the result is bf16 unless given."""
     extra = call.bytes(2, 3)
@@ -518,10 +519,14 @@ def grouped_linear_backward(call: OpCall) -> OpCost:
 
 def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
     """`aten::_grouped_mm` and its like: the numbers of dimensions say what is cut into groups."""
-    a, b = call.tensor(0), call.tensor(1)
+    a, b = recorded = call.tensor(0), call.tensor(1)
     ranks = (len(a.shape), len(b.shape))
     if ranks not in ((2, 3), (3, 2), (3, 3), (2, 2)):
         raise Uncounted(_NOT_GROUPED)
+    if ranks[0] == 2:
+        a = call.in_groups(a, 0 if ranks[1] == 3 else 1)
+    if ranks[1] == 2:
+        b = call.in_groups(b, 1 if ranks[0] == 3 else 0)
     packed = 2 if a.dtype == "fp4x2" else 1
     (m, k), (k2, n) = a.shape[-2:], b.shape[-2:]
     agree(k, k2)
@@ -537,7 +542,7 @@ def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
         math_dtype(call, a, b),
         "matrix",
         dims=_grouped_dims(groups, m, n, k * packed),
-        note="" if ranks == (3, 3) else _SPLIT if ranks == (2, 2) else _ROWS,
+        note="" if ranks == (3, 3) else _noted(recorded, (a, b), _SPLIT if ranks == (2, 2) else _ROWS),
     )
 
 
@@ -545,7 +550,10 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
     """(T, K) rows times (G, K, N) or (G, N, K), or (T, M) and (T, N) to (G, M, N)."""
     if len(a.shape) != 2 or len(b.shape) not in (2, 3):
         raise Uncounted(_NOT_GROUPED)
+    recorded = a, b
+    a = call.in_groups(a, 0)
     if len(b.shape) == 2:
+        b = call.in_groups(b, 0)
         (rows, m), (rows2, n) = a.shape, b.shape
         if rows != rows2:
             raise Uncounted(f"recorded shapes disagree on the number of rows ({rows} and {rows2})")
@@ -559,8 +567,14 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
         flops = 2 * rows * k * n
     read = a.bytes + b.bytes + extra
     return OpCost(
-        flops, read, size(written, out or a.dtype), math_dtype(call, a, b), "matrix", dims=dims, note=note
-    )
+        flops, read, size(written, out or a.dtype), math_dtype(call, a, b), "matrix", dims=dims,
+        note=_noted(recorded, (a, b), note),
+    )  # fmt: skip
+
+
+def _noted(recorded: tuple[Tensor, Tensor], counted: tuple[Tensor, Tensor], bound: str) -> str:
+    """What to say of the rows that were counted."""
+    return bound if counted[0] is recorded[0] and counted[1] is recorded[1] else _IN_GROUPS
 
 
 def _both_gradients(forward: OpCost) -> OpCost:

@@ -22,7 +22,7 @@ and what comes out of a rank; values: see collective.py), and `kernel::NAME` (no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from itertools import compress
@@ -40,6 +40,10 @@ from tracelens.registry import Registry
 
 Engine = Literal["matrix", "vector"]
 Link = Literal["", "host", "gpu"]
+
+
+UPPER_BOUND = "upper bound"
+"""How the note of a cost begins where the call may compute or move less than was counted."""
 
 
 class OpCost(NamedTuple):
@@ -67,6 +71,7 @@ class CostModel(Struct, frozen=True):
     batch: bool = False  # whether it needs the lengths of the serving step's requests too
     engine: Engine = "matrix"  # "vector" where nothing it counts ever runs on matrix units
     inner: bool = False  # whether it needs the ops that the op called too
+    groups: bool = False  # whether it needs how many rows of a buffer lie in a group too
 
     @property
     def may_multiply(self) -> bool:
@@ -224,6 +229,8 @@ class OpCall(NamedTuple):
     # name and thread blocks (-1: not known) of its own kernels, in order, for the same models
     launches: tuple[tuple[str, int], ...] = ()
     is_replayed: bool = False  # a graph runs it: its arguments are those of the capture or of an eager run
+    # rows of a buffer to how many of them lie in a group, where that was recorded, for models that need it
+    group_rows: Mapping[int, int] = {}
 
     def has(self, index: int) -> bool:
         """Whether argument `index` is a tensor."""
@@ -268,6 +275,22 @@ class OpCall(NamedTuple):
         if not shapes or not isinstance(shapes[0], list):
             raise Uncounted(LONG_LIST)
         return [Tensor(shape, dtype, prod(shape)) for shape in map(_dimensions, shapes)]
+
+    def in_groups(self, tensor: Tensor, dim: int) -> Tensor:
+        """The part of a tensor that lies in groups: all of it where nothing else was recorded."""
+        rows: Any = tensor.shape[dim]
+        known = self.group_rows
+        if not known:
+            return tensor
+        filled: Any = (
+            Sizes([known.get(size, size) for size in rows.each])
+            if isinstance(rows, Sizes)
+            else known.get(rows, rows)
+        )
+        if filled == rows:
+            return tensor
+        shape = (*tensor.shape[:dim], filled, *tensor.shape[dim + 1 :])
+        return Tensor(shape, tensor.dtype, prod(shape))
 
     def text(self, index: int) -> str:
         """Scalar argument `index` as recorded, "" where it was not."""
@@ -334,7 +357,12 @@ CostFunction = Callable[[OpCall], OpCost]
 
 
 def cost(
-    *names: str, forward: bool = False, batch: bool = False, engine: Engine = "matrix", inner: bool = False
+    *names: str,
+    forward: bool = False,
+    batch: bool = False,
+    engine: Engine = "matrix",
+    inner: bool = False,
+    groups: bool = False,
 ) -> Callable[[CostFunction], CostFunction]:
     """Register a cost model for ops.
 
@@ -348,11 +376,13 @@ def cost(
             count its calls, which saves most of their time.
         inner: its own arguments do not say enough: `call.inner` is then what it called. Calls with the same
             arguments, kernel and grid are taken to have called the same.
+        groups: its rows are cut into groups, and those behind the last one are left out: `call.in_groups`
+            then says how many lie in a group, where that was recorded.
     """
 
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
-            model = CostModel(name, function, forward, batch, engine, inner)
+            model = CostModel(name, function, forward, batch, engine, inner, groups)
             COSTS.add(name, model, f"{function.__module__}.{function.__name__}")
         # A notebook may register a model after the first analysis.
         _models.cache_clear()

@@ -16,6 +16,7 @@ from tracelens.dtypes import element_bytes
 from tracelens.errors import ParseError
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.gloo import host_side
+from tracelens.read.groups import group_rows
 from tracelens.read.header import (
     device_names,
     distributed,
@@ -192,6 +193,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     }
     rank, world_size, notes = ranks_of_header(distributed(keys))
     pace, unreadable = pace_of(path, keys.get("tracelens"), rank)
+    filled, not_read = group_rows(path, table.names)
     host_name = keys.get("host_name")
     meta = TraceMeta(
         path=path,
@@ -207,7 +209,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
         damage=splitter.damage,
-        problems=(*splitter.problems, *notes, *unread, *unreadable),
+        problems=(*splitter.problems, *notes, *unread, *unreadable, *not_read),
         losses=reported_losses(keys),
         cpu_only=host is not None,
         no_work="" if host is not None or gpu.any() else dialect.no_work,
@@ -215,6 +217,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         pace=pace,
         software=software_of(keys),
         program=program(keys),
+        group_rows=filled,
     )
     return Trace(meta, tables)
 

@@ -257,6 +257,8 @@ class TraceMeta(Struct, frozen=True):
     software: Mapping[str, str] = field(default_factory=dict)
     # its config and mesh, as tracelens's recorder wrote them
     program: Mapping[str, Any] = field(default_factory=dict)
+    # rows of a buffer of grouped GEMMs to how many lie in a group, in the step whose values were recorded
+    group_rows: Mapping[int, int] = field(default_factory=dict)
 
     def without_work(self, lacks: str) -> str:
         """What a command lacks in this trace, with what the trace is where it has no work at all."""

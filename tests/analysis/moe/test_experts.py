@@ -159,3 +159,22 @@ def test_ranks_that_leave_out_the_rows_of_other_ranks_experts() -> None:
     ]
     # Two GEMMs forward and two backward in each of two layers.
     assert result["waits"]["dur_ns"].sum() == 2 * 4 * 20_000
+
+
+@pytest.mark.parametrize(("rows", "is_known"), [(8, False), (4, True)])
+def test_buffers_for_the_worst_case_do_not_tell_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, rows: int, is_known: bool
+) -> None:
+    """Equal parts that no split sizes ask for: 32 rows where 16 were chosen, and just the 16."""
+    collective = Recorder.collective
+
+    def in_equal_parts(self: Recorder, name: str, group: str, args: dict[str, Any]) -> None:
+        collective(self, name, group, args | {"In split size": "[]", "Out split size": "[]"})
+
+    monkeypatch.setattr(Recorder, "collective", in_equal_parts)
+    model = Model(ranks=2, exchange="all_to_all", loop=False, rows=lambda *_: [rows] * 4)
+    result = analyze(recorded(model)[0], "moe")
+    assert set(result["layers"]["tokens"].isna()) == {not is_known}
+    assert skipped(result, "tokens of some passes") == [
+        "experts compute buffers for the worst case, of which the GPU alone knows the tokens' rows"
+    ] * (not is_known)

@@ -401,6 +401,33 @@ def test_utilisation_stands_beside_work_that_multiplies_nothing(device_file: str
     assert skip.subject == "rank 0: MFU of ProfilerStep#2"
 
 
+GROUPED_TYPES = BF16.replace("]", ',"int"]')
+
+
+@pytest.mark.parametrize(("columns", "is_known"), [(10, True), (9, False)])
+def test_more_than_the_peak_allows_was_not_computed(device_file: str, columns: int, is_known: bool) -> None:
+    """10 GFLOP by its shapes, an upper bound, which 2 TFLOP/s take 5 ms for; and a GEMM of 1 GFLOP in 3."""
+    shapes = "[[10000,500],[4,500,1000],[4]]"
+    grouped = f"op aten::_grouped_mm shapes={shapes} types={GROUPED_TYPES}"
+    result = roofline(
+        f"""
+        {MM}      | -
+        {grouped} |   -
+        launch    | a b
+        s7 gemm   | aaaaaa{"b" * columns}
+        """,
+        device_file,
+        drawing={"ns_per_char": 500_000},
+    )
+    ((flops, mfu),) = records(result["utilisation"], "flops", "mfu")
+    skips = [skip.reason for skip in result.skips if "MFU" in skip.subject]
+    assert (flops is not None, mfu is not None, not skips) == (is_known,) * 3
+    if is_known:
+        assert flops == 11e9
+    else:
+        assert "aten::_grouped_mm beyond the peak, 60.0% of the time" in skips[0]
+
+
 UNIFIED = (
     "op vllm::unified_attention_with_output shapes=[[64,8,64],[64,2,64],[64,2,64],[64,8,64]] "
     'types=["c10::BFloat16","c10::BFloat16","c10::BFloat16","c10::BFloat16"]'

@@ -47,6 +47,36 @@ def test_forward_and_both_gradients_do_the_same_work(t: int, k: int, n: int, gro
     assert flops == {2 * t * k * n}
 
 
+def test_rows_behind_the_last_group_are_left_out() -> None:
+    """A buffer of 24,576 rows of which 6,000 lie in groups, forward and for both gradients."""
+    dtypes, known = ["bf16", "bf16", "i32"], {24576: 6000}
+    for a, b, cut in (
+        ([24576, 2048], [64, 2048, 2816], "M"),
+        ([64, 2816, 2048], [2048, 24576], "N"),
+        ([2816, 24576], [24576, 2048], "K"),
+    ):
+        call = OpCall("aten::_grouped_mm", [a, b, [64]], dtypes, group_rows=known)
+        op_cost, all_rows = counted(call), counted(call._replace(group_rows={}))
+        assert op_cost.flops == 2 * 6000 * 2048 * 2816
+        assert dict(op_cost.dims) == dict(all_rows.dims) | {cut: 6000}
+        assert op_cost.read_bytes + op_cost.write_bytes < all_rows.read_bytes + all_rows.write_bytes
+        assert op_cost.note == "rows in groups: as many as the recorder noted of another step"
+    batch = OpCall("aten::_grouped_mm", [[4, 24576, 16], [4, 16, 32]], ["fp16", "fp16"], group_rows=known)
+    assert counted(batch).flops == 2 * 4 * 24576 * 16 * 32
+
+
+def test_calls_of_many_sizes_are_counted_as_each_alone() -> None:
+    """Of some the recorder noted the rows, and of others not."""
+    model = find("aten::_grouped_mm")
+    assert model is not None
+    shapes = [[[rows, 32], [4, 32, 16], [4]] for rows in (64, 128, 65, 200, 128, 1)]
+    call = OpCall("aten::_grouped_mm", shapes[0], ["bf16", "bf16", "i32"], group_rows={128: 20, 200: 150})
+    every = model.count_alike(call, shapes, [-1] * len(shapes))
+    assert every == [counted(call._replace(shapes=of_call)) for of_call in shapes]
+    rows = [64, 20, 65, 150, 20, 1]
+    assert [one.flops for one in every if isinstance(one, OpCost)] == [2 * count * 32 * 16 for count in rows]
+
+
 def test_columns_in_groups_and_batches() -> None:
     columns = counted(OpCall("aten::_grouped_mm", [[4, 8, 16], [16, 100], [4]], ["fp16", "fp16", "i32"]))
     assert (columns.flops, columns.write_bytes) == (2 * 8 * 100 * 16, 8 * 100 * 2)

@@ -375,6 +375,10 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         reason = "shapes of the expert GEMMs not recorded; use record_shapes=True"
         if any(rank.masks_rows(number) for rank in with_layers for number in range(len(rank.passes))):
             reason = "grouped GEMMs leave out rows of other ranks' experts; the GPU alone knows how many"
+        elif any(any(rank.buffered) for rank in with_layers):
+            reason = (
+                "experts compute buffers for the worst case, of which the GPU alone knows the tokens' rows"
+            )
         skips.append(Skip("tokens of some passes", reason))
     return result(
         tables,

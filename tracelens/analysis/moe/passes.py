@@ -64,6 +64,8 @@ class RankPasses(NamedTuple):
     blocking: Int  # number of waits in blocking calls, one column a stage
     blocked_ns: Int  # time in them
     received: list[int]  # of each pass, rows that the dispatch brought, -1 if not recorded
+    # of each pass, whether experts compute buffers of a fixed size, of whose rows the trace says nothing
+    buffered: list[bool]
     group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
     moves_tokens: bool  # whether any communication brings tokens or takes them back
     framed: bool  # whether frames of the program mark the layers
@@ -92,7 +94,7 @@ class RankPasses(NamedTuple):
     def rows_of(self, number: int) -> int:
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
         known = self.passes[number].rows
-        if self.masks_rows(number):
+        if self.masks_rows(number) or self.buffered[number]:
             return -1
         return sum(known) if known and min(known) >= 0 else self.received[number]
 
@@ -186,7 +188,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), ~host_syncs.repeats[inside][hit])
     np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
     # Rows that the largest dispatch of each pass brought by its split sizes.
-    received, largest = ([-1] * len(layers.passes) for _ in range(2))
+    received, largest, fixed = ([-1] * len(layers.passes) for _ in range(3))
     table = trace.tables["collectives"]
     messages, message_work = trace.once(token_messages)
     forward = (layers.stage[message_work] == DISPATCH) & (layers.phase[message_work] != BACKWARD)
@@ -196,6 +198,13 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         parts = integers(split)
         if parts and out_bytes > largest[number]:
             received[number], largest[number] = sum(parts), out_bytes
+        elif not parts:
+            fixed[number] = max(fixed[number], out_bytes)
+    # Equal parts that no split sizes ask for have room for the worst case, unless they are what was chosen.
+    buffered = [
+        each.grouped and not trace.meta.group_rows and size > of_splits and each.chosen != sum(each.rows)
+        for each, size, of_splits in zip(layers.passes, fixed, largest, strict=True)
+    ]
     steps, step_ns = 1, 0.0
     if layers.labels:
         windows = steps_of(trace)
@@ -222,6 +231,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocking=calls,
         blocked_ns=blocked_ns,
         received=received,
+        buffered=buffered,
         group=expert_parallel_group(trace),
         moves_tokens=_moves_tokens(trace),
         framed=layers.framed,

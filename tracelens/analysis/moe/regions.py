@@ -92,8 +92,12 @@ class LayerPass(Struct, frozen=True, dict=True):
 
         Those behind the last group are left out, so only the GPU knows how many are computed.
         """
-        chosen = self.tokens * self.top_k if min(self.tokens, self.top_k) > 0 else -1
-        return self.grouped and self.ranks_of_experts > 1 and sum(self.rows) == chosen
+        return self.grouped and self.ranks_of_experts > 1 and sum(self.rows) == self.chosen
+
+    @property
+    def chosen(self) -> int:
+        """Rows that the tokens become, one an expert that they chose; -1 if not known."""
+        return self.tokens * self.top_k if min(self.tokens, self.top_k) > 0 else -1
 
     @cached_property
     def rows(self) -> list[int]:
@@ -284,7 +288,7 @@ class TensorSizes:
         tokens, top_k, hidden = layer_pass.tokens, layer_pass.top_k, layer_pass.hidden
         rows, gemms = layer_pass.rows, layer_pass.gemms
         self._tokens |= sizes_of((tokens, hidden))
-        chosen = tokens * top_k if min(tokens, top_k) > 0 else -1
+        chosen = layer_pass.chosen
         computed = sum(rows) if rows and min(rows) > 0 else -1
         # Whether a row between the expert GEMMs has the size of a token, too.
         is_inner = bool(gemms) and hidden in (gemms[0].columns, gemms[-1].depth)

@@ -248,7 +248,8 @@ class _Costing:
             return [unknown(name)] * len(ops)
         # What depends on more than its own arguments is counted anew; so are many sizes, which are quickly
         # counted together and seldom come again.
-        if model.forward or model.batch or model.inner or len(ops) > _MANY_SIZES:
+        depends = model.forward or model.batch or model.inner or (model.groups and self.ops.group_rows)
+        if depends or len(ops) > _MANY_SIZES:
             return self._counted(model, ops, blocks, kernel, forward)
         known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
         if len(known) > _MOST_SIZES:
@@ -387,6 +388,7 @@ class OpCalls:
         self._known_lists: dict[str, list[list[Any]]] = {}
         self._known_texts: dict[str, list[str]] = {}
         self._batch, self._batches = _serving_batches(trace)
+        self.group_rows = trace.meta.group_rows
 
     def keys(self, op: Int) -> tuple[Int, ...]:
         """What tells two calls of an op apart: codes of its name and arguments; -1 is its own kind."""
@@ -454,6 +456,7 @@ class OpCalls:
             inner=inner,
             launches=launches,
             is_replayed=self._events.copied.item(op),
+            group_rows=self.group_rows if model and model.groups else {},
         )
 
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:

@@ -26,6 +26,7 @@ from tracelens.analysis.roofline.costing import (
     costing,
 )
 from tracelens.arrays import Bool, Float, Int, lookup, numbered, unique
+from tracelens.costs import UPPER_BOUND
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
@@ -96,6 +97,9 @@ UTILISATION = Schema(
     absent_is_zero=False,
 )
 
+MOST_OVERCOUNTED = 0.05
+"""Share of a step's time on matrix units for which the FLOPs are refuted: beyond it the MFU without them is
+too low to be shown."""
 _BYTES = ("read_bytes", "write_bytes", "link_bytes")
 
 ROOFLINE = Schema(
@@ -202,7 +206,11 @@ def of_rank(
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
     limits = bounds(costs.costs, peaks)
-    used = utilisation(trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0)
+    of_own = bounds(costs.costs, ran_on) if projected else limits
+    used = utilisation(
+        trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0,
+        refuted(work, costs, of_own.peak),
+    )  # fmt: skip
     distant, row_of_kind = distances(rank, work, costs, limits, peaks, projected)
     rows = {
         "roofline": distant,
@@ -263,8 +271,22 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     }
 
 
-def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwidth: float) -> Utilisation:
-    """How much of `peak`, by kind of call, and of the memory's bandwidth each step of a rank uses."""
+def refuted(work: Work, costing: Costing, peak: Float) -> Bool:
+    """Which kinds of calls compute less than was counted, an upper bound: their device cannot do as much."""
+    count, ns = costing.by_kind(work)
+    is_bound = np.array([item.cost.note.startswith(UPPER_BOUND) for item in costing.items], dtype=bool)
+    is_bound &= costing.costs.on_matrix_units & (peak > 0)
+    beyond: Bool = is_bound & (costing.costs.flops * count > EXPLAIN_ABOVE * peak * ns / 1e9)
+    return beyond
+
+
+def utilisation(
+    trace: Trace, work: Work, costing: Costing, peak: Float, bandwidth: float, is_refuted: Bool
+) -> Utilisation:
+    """How much of `peak`, by kind of call, and of the memory's bandwidth each step of a rank uses.
+
+    `is_refuted` are the kinds of calls of which it is not known how much they compute, see `refuted`.
+    """
     steps = steps_of(trace)
     # One entry a call: where it begins, and what it is.
     counted = np.flatnonzero(costing.item >= 0)
@@ -272,7 +294,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwid
     calls = counted[first]
     item = costing.item[calls]
     costs = costing.costs
-    amount = np.where(costs.on_matrix_units, costs.flops, 0).astype(float)
+    amount = np.where(costs.on_matrix_units & ~is_refuted, costs.flops, 0).astype(float)
     flops = amount[item]
     peak_of_most = np.inf
     if flops.any():  # that of the element type in which most FLOPs are
@@ -300,10 +322,13 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwid
     )
     mostly = not_counted_ns > MOSTLY_UNCOUNTED * computing_ns
     lacking: Bool = uncounted & (on_matrix_units(work) | (opaque & mostly[of_work]))
-    modelled_ns, lacking_ns = (
-        sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking)
+    overcounted = lookup(is_refuted, costing.item, False)
+    modelled_ns, lacking_ns, overcounted_ns = (
+        sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking, overcounted)
     )
-    unknown = lacking_ns > modelled_ns
+    multiplying_ns = modelled_ns + lacking_ns + overcounted_ns
+    too_much = overcounted_ns > MOST_OVERCOUNTED * multiplying_ns
+    unknown = (lacking_ns > modelled_ns) | too_much
     figures = {
         "flops": total(flops),
         "recompute_flops": total(flops * is_recompute),
@@ -321,18 +346,28 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwid
         **{name: np.where(unknown, -1.0, values) for name, values in figures.items()},
         "mbu": np.where(uncounted_ns > MOSTLY_UNCOUNTED * gpu_ns, -1.0, mbu),
     }
-    share = lacking_ns / np.maximum(lacking_ns + modelled_ns, 1)
+    share = lacking_ns / np.maximum(multiplying_ns, 1)
     # Steps whose FLOPs are not known, by the reason for most of their uncounted work.
     reason_ns = np.zeros((number, max(len(costing.reasons), 1)), dtype=np.int64)
     with_reason = np.flatnonzero(lacking & (of_work >= 0) & (costing.reason >= 0))
     np.add.at(reason_ns, (of_work[with_reason], costing.reason[with_reason]), work.dur[with_reason])
     main_reason, skips = reason_ns.argmax(axis=1), []
-    for reason in unique(main_reason[unknown]).tolist():
-        affected = np.flatnonzero(unknown & (main_reason == reason))
+    multiplying = "of the time in kernels that (may) multiply matrices"
+
+    def skip(affected: Int, reason: str) -> Skip:
         which = steps.labels[affected[0]] if len(affected) == 1 else f"{len(affected)} steps"
-        time = f"{share[affected].mean():.1%} of the time in kernels that (may) multiply matrices"
-        subject = f"rank {trace.meta.rank}: MFU of {which}"
-        skips.append(Skip(subject, f"no cost model for {time}: {costing.reasons[reason]}"))
+        return Skip(f"rank {trace.meta.rank}: MFU of {which}", reason)
+
+    for reason in unique(main_reason[unknown & ~too_much]).tolist():
+        affected = np.flatnonzero(unknown & ~too_much & (main_reason == reason))
+        time = f"{share[affected].mean():.1%} {multiplying}"
+        skips.append(skip(affected, f"no cost model for {time}: {costing.reasons[reason]}"))
+    if too_much.any():
+        affected = np.flatnonzero(too_much)
+        time = (overcounted_ns[affected] / multiplying_ns[affected]).mean()
+        names = ", ".join(dict.fromkeys(costing.items[kind].name for kind in np.flatnonzero(is_refuted)))
+        reason = f"shapes say more than is computed: {names} beyond the peak, {time:.1%} {multiplying}"
+        skips.append(skip(affected, f"{reason}; tracelens.record notes how many rows lie in groups"))
     return Utilisation(rows, skips)
 
 

@@ -11,6 +11,7 @@ REPORT_grouped := report sample_traces/one_gpu/grouped/rank0.json.gz
 REPORT_diff_loop_grouped := diff sample_traces/one_gpu/loop sample_traces/one_gpu/grouped
 REPORT_ep4_baseline := report sample_traces/ladder/ep4/00_baseline
 REPORT_ladder_ep4 := workload ladder --from sample_traces/ladder/ep4
+REPORT_ladder_large_ep4 := workload ladder --from sample_traces/ladder_large/ep4
 REPORT_whatif_ep4 := project whatif sample_traces/ladder/ep4/00_baseline
 REPORT_published := project published
 REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x --device mi355x \
@@ -22,7 +23,7 @@ PUBLIC_mi300x_timesformer := report mi300x/facebook_timesformer-base-finetuned-k
 PUBLIC_mi300x_bert := report mi300x/gaunernst_bert-small-uncased__1016001.json.gz
 # The report of four ranks is long in JSON.
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
-	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md published.md
+	ep4_baseline.md ladder_ep4.md ladder_ep4.json ladder_large_ep4.md whatif_ep4.md memory_1t.md published.md
 PUBLIC_REPORTS := $(if $(TRACELENS_CORPUS),mi300x_resnet.md mi300x_timesformer.md mi300x_bert.md)
 BENCH ?= check --json bench_figures.json
 WORKERS := 2

@@ -25,7 +25,14 @@ COMMANDS, PUBLIC = (
 FILES = sorted(path.name for path in (ROOT / "reports").iterdir())
 
 
-@pytest.fixture(scope="module", params=COMMANDS)
+LONG = {"ladder_large_ep4"}
+"""Reports of so many traces that only the slow tests make them again."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in COMMANDS],
+)
 def remade(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The reports of one command, made from the repository's root as `make reports` does, but at once."""
     folder = tmp_path_factory.mktemp("reports")

@@ -382,7 +382,9 @@ def cost(
 
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
-            model = CostModel(name, function, forward, batch, engine, inner, groups)
+            model = CostModel(
+                name, function, forward=forward, batch=batch, engine=engine, inner=inner, groups=groups
+            )
             COSTS.add(name, model, f"{function.__module__}.{function.__name__}")
         # A notebook may register a model after the first analysis.
         _models.cache_clear()

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import Coded, Table, depths, nearest
@@ -106,7 +107,10 @@ def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
         for (made, pattern), begin in zip(parts, first.tolist(), strict=False)
     ]
     tables["collectives"] = collectives(trace, tables["events"].array("ts_ns"), replayed)
-    return Trace(trace.meta, tables, trace.window)
+    # What was noted of the calls that were copied holds for them here.
+    noted = [made.template.trace.meta.group_rows for made, _ in parts]
+    group_rows = {rows: filled for known in (*noted, trace.meta.group_rows) for rows, filled in known.items()}
+    return Trace(replace(trace.meta, group_rows=group_rows), tables, trace.window)
 
 
 def _pattern(made: Attribution) -> _Pattern:

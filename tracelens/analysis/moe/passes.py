@@ -66,6 +66,7 @@ class RankPasses(NamedTuple):
     received: list[int]  # of each pass, rows that the dispatch brought, -1 if not recorded
     # of each pass, whether experts compute buffers of a fixed size, of whose rows the trace says nothing
     buffered: list[bool]
+    has_noted_rows: bool  # whether the recorder noted how many rows of buffers lie in groups in another step
     group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
     moves_tokens: bool  # whether any communication brings tokens or takes them back
     framed: bool  # whether frames of the program mark the layers
@@ -94,7 +95,7 @@ class RankPasses(NamedTuple):
     def rows_of(self, number: int) -> int:
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
         known = self.passes[number].rows
-        if self.masks_rows(number) or self.buffered[number]:
+        if self.masks_rows(number) or (self.buffered[number] and not self.has_noted_rows):
             return -1
         return sum(known) if known and min(known) >= 0 else self.received[number]
 
@@ -202,7 +203,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
             fixed[number] = max(fixed[number], out_bytes)
     # Equal parts that no split sizes ask for have room for the worst case, unless they are what was chosen.
     buffered = [
-        each.grouped and not trace.meta.group_rows and size > of_splits and each.chosen != sum(each.rows)
+        each.grouped and size > of_splits and each.chosen != sum(each.rows)
         for each, size, of_splits in zip(layers.passes, fixed, largest, strict=True)
     ]
     steps, step_ns = 1, 0.0
@@ -232,6 +233,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocked_ns=blocked_ns,
         received=received,
         buffered=buffered,
+        has_noted_rows=bool(trace.meta.group_rows),
         group=expert_parallel_group(trace),
         moves_tokens=_moves_tokens(trace),
         framed=layers.framed,

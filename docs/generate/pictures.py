@@ -42,6 +42,7 @@ REPORTS = {
     "diff": ("diff", BASELINE, GROUPED),
     "whatif": ("project", "whatif", BASELINE),
     "delay": ("report", "sample_traces/faults/host_delay"),
+    "ladder": ("workload", "ladder", "--from", "sample_traces/ladder_large/ep4"),
 }
 
 
@@ -71,6 +72,7 @@ PICTURES = {
     "step-delay": Picture("delay", CARD, prepare="await zoom(-1, 0, 200e6)"),
     "finding-delay": Picture("delay", FINDING, 900, prepare=f"expand('{FINDING}')"),
     "roofline": Picture("grouped", "#roofline figure:first-of-type", prepare="await open('roofline')"),
+    "ladder": Picture("ladder", "header, #ladder figure:nth-of-type(-n+2)", prepare="await open('ladder')"),
     "idle-causes": Picture("baseline", "#idle figure:first-of-type", prepare="await open('idle')"),
 }
 

@@ -70,10 +70,13 @@ def report(
         from tracelens.analysis import ANALYZERS
         from tracelens.costs import COSTS
         from tracelens.trace import classes
+        from tracelens.what_if import SCENARIOS
 
         ANALYZERS.load()
         classes()
         COSTS.load()
+        if not which.only:  # findings ask for them, in the copy of this process as well
+            SCENARIOS.load()
         values = _of_analyzers(which.only, options)
         result = reporting.report(which.only, step=options.step, fork=True, **values)
     out.deliver(result, full=sections.full or bool(which.only))

@@ -33,7 +33,7 @@ def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callabl
     Yields:
         a function that waits for the result: (result,), or () where the work is still to be done.
     """
-    if events < _WORTH_EVENTS or cores < 2 or not hasattr(os, "fork"):
+    if not is_worth(events, cores):
         yield tuple
         return
     aside = ForkedWork(work)
@@ -41,6 +41,11 @@ def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callabl
         yield aside.result
     finally:
         aside.end()
+
+
+def is_worth(events: int, cores: int) -> bool:
+    """Whether a copy of this process is possible, and worth it for so many events."""
+    return events >= _WORTH_EVENTS and cores > 1 and hasattr(os, "fork")
 
 
 class ForkedWork:
@@ -113,11 +118,11 @@ def analyze_run(
         trim()
         return part
 
-    def slow_parts() -> list[Any]:
-        return [part_of(item) for item in slow]
+    def slow_parts() -> dict[str, Any]:
+        return {item.name: part_of(item) for item in slow}
 
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
-    if events >= _WORTH_EVENTS and cores > 1:  # computed before the fork, since both processes need it
+    if is_worth(events, cores):  # computed before the fork, since both processes need it
         from tracelens.analysis.fusable import step_gaps
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
@@ -133,9 +138,24 @@ def analyze_run(
         for item in others:
             progress(f"analyzing {item.name}")
             parts[item.name] = part_of(item)
-        (of_slow,) = wait() or (slow_parts(),)
-    parts |= {item.name: part for item, part in zip(slow, of_slow, strict=True)}
-    # The parts say it all.
-    trace.forget()
-    trim()
-    return combined(analyzers, lambda name: [parts.pop(name)], **options)
+        if not is_worth(events, cores):
+            parts |= slow_parts()
+        # The parts say it all.
+        trace.forget()
+        trim()
+
+        def parts_of(name: str) -> list[Any]:
+            if name not in parts:
+                (of_slow,) = wait() or (slow_parts(),)
+                parts.update(of_slow)
+            return [parts.pop(name)]
+
+        # Meanwhile what waits for no slow part is combined.
+        results = combined(sorted(analyzers, key=_waits), parts_of, **options)
+    by_name = {result.analyzer: result for result in results}
+    return [by_name[item.name] for item in analyzers]
+
+
+def _waits(item: Analyzer | Shared) -> bool:
+    """Whether the result of an analyzer waits for a slow part, its own or one of what it needs."""
+    return item.slow or any(map(_waits, item.requires))

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from tracelens.analysis import share
@@ -37,7 +38,7 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.packing import PackedApart
 from tracelens.registry import purpose
-from tracelens.table import Result, Skip
+from tracelens.table import Result, Skip, Table
 from tracelens.trace import Run, Scope, Trace
 from tracelens.what_if.graph import RankPart, build, join, rank_part
 from tracelens.what_if.replay import Projector, ReplayedStep, ScenarioOutcome, reliability_warning
@@ -213,15 +214,29 @@ def replays(
     def joined() -> Projector:
         own = [part.communication for part in known if part.communication is not None]
         recorded = join(graphs, align(own) if own else aligned)
-        return Projector(
+        made = Projector(
             recorded, ScenarioContext(recorded), known[0].step, unprofiled_step_ms=unprofiled_step_ms
         )
+        _prepare(made)  # perhaps while another process still reads what scenarios need
+        return made
 
     try:
         made = guard(SUBJECT, joined)
     except TracelensError as why:
         return Skip(SUBJECT, str(why))
     return Skip(SUBJECT, made) if isinstance(made, Failure) else made
+
+
+def _prepare(projector: Projector) -> None:
+    """Replay the step as it is, before it is asked for; a failure is told to whoever asks again."""
+
+    def explained() -> Table:
+        return ReplayedStep(projector).explained()
+
+    with suppress(TracelensError):
+        guard("unchanged step", lambda: projector.unchanged.savings_ns(projector.unchanged))
+        made = guard("trust in the graph", explained)
+        projector.explained = None if isinstance(made, Failure) else made
 
 
 def scenario_reads(

@@ -6,8 +6,8 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 from tracelens.guard import guard
 from tracelens.workers.children import jobs
@@ -52,38 +52,40 @@ class ForkedWork:
     """Work that a forked copy of this process does; only for processes without threads."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        source, target = os.pipe()
+        # Unlike a pipe it takes all, whenever this process has time to read it.
+        self._made = _file_in_memory()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(source)
             code = 1
             try:  # whatever goes wrong ends the copy without a word
-                result = work()
-                with os.fdopen(target, "wb") as stream:
-                    pickle.dump(result, stream, protocol=5)
+                pickle.dump(work(), self._made, protocol=5)
+                self._made.flush()
                 code = 0
             finally:
                 os._exit(code)
-        os.close(target)
-        self._source: int | None = source
 
     def result(self) -> tuple[Any, ...]:
         """(the result,), or () where the copy failed: the work done here then says why."""
-        assert self._source is not None
-        result: tuple[Any, ...] = ()
-        with os.fdopen(self._source, "rb") as stream, suppress(EOFError, pickle.UnpicklingError):
-            result = (pickle.load(stream),)
-        self._source = None
         _, status = os.waitpid(self._pid, 0)
-        return result if status == 0 else ()
+        with self._made as stream:
+            stream.seek(0)
+            return (pickle.load(stream),) if status == 0 else ()
 
     def end(self) -> None:
         """End the copy, if nobody has asked for its result."""
-        if self._source is not None:
-            os.close(self._source)
+        if not self._made.closed:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            self._source = None
+            self._made.close()
+
+
+def _file_in_memory() -> IO[bytes]:
+    """An open file, on disk only where the system has none elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("tracelens"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
 
 
 def analyze_run(

@@ -123,7 +123,8 @@ def analyze_run(
     def slow_parts() -> dict[str, Any]:
         return {item.name: part_of(item) for item in slow}
 
-    events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
+    # A single slow part is not worth what both processes need.
+    events = len(trace.arrays.start) if len(slow) > 1 and others and len(trace.work.event) else 0
     if is_worth(events, cores):  # computed before the fork, since both processes need it
         from tracelens.analysis.fusable import step_gaps
         from tracelens.analysis.moe import regions

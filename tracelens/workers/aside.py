@@ -123,6 +123,16 @@ def analyze_run(
     def slow_parts() -> dict[str, Any]:
         return {item.name: part_of(item) for item in slow}
 
+    def slow_parts_aside() -> dict[str, Any]:
+        """The same in little memory: the other process goes on meanwhile."""
+        parts = {}
+        for item in slow:
+            parts[item.name] = part_of(item)
+            give_back()
+        trace.forget()
+        give_back()
+        return parts
+
     # A single slow part is not worth what both processes need.
     events = len(trace.arrays.start) if len(slow) > 1 and others and len(trace.work.event) else 0
     if is_worth(events, cores):  # computed before the fork, since both processes need it
@@ -136,7 +146,7 @@ def analyze_run(
         guard("serving steps", rank_steps, trace)
         guard("enclosing ops", trace.once, enclosing_op)
         give_back()
-    with beside(slow_parts, events, cores) as wait:
+    with beside(slow_parts_aside, events, cores) as wait:
         parts = {}
         for item in others:
             progress(f"analyzing {item.name}")
@@ -145,10 +155,11 @@ def analyze_run(
             parts |= slow_parts()
         # The parts say it all.
         trace.forget()
-        trim()
+        give_back()  # to have room for what is combined beside the copy
 
         def parts_of(name: str) -> list[Any]:
             if name not in parts:
+                give_back()
                 (of_slow,) = wait() or (slow_parts(),)
                 parts.update(of_slow)
             return [parts.pop(name)]

@@ -18,7 +18,7 @@ from tests.effort import effort
 from tests.read.cores import check_cores, plain
 from tracelens.native import core
 from tracelens.read import open_source
-from tracelens.read.json import Chunk, Encoded, Part, ScannedPart, Splitter, encode, merge
+from tracelens.read.json import Chunk, Encoded, Part, Scan, ScannedPart, Splitter, encode, merge
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_traces").rglob("rank*.json*"))
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(core() is None, reason="the native core is not b
 
 def scanned(text: bytes) -> Encoded | None:
     """The columns of a chunk by the native core, None where it leaves the chunk to Python."""
-    part = ScannedPart(core())
-    return merge([part]) if part.scan(0, text) else None
+    scan = Scan(core())
+    return merge([ScannedPart(scan)]) if scan.take(0, text) else None
 
 
 def check(text: bytes) -> bool:
@@ -175,26 +175,26 @@ def test_invalid_utf8_is_left_to_python(bad: str) -> None:
 
 
 def test_what_is_left_leaves_nothing_behind() -> None:
-    part = ScannedPart(core())
+    scan = Scan(core())
     first = array(
         '{"ph": "X", "name": "kept", "cat": "c", "pid": 1, "args": {"grid": [1], "Input Dims": []}}'
     )
     broken = array('{"ph": "i", "name": "lost", "cat": "d", "pid": 2, "args": {"kernel": "k"}}', "7")
-    assert part.scan(0, first)
-    assert not part.scan(1, broken)
-    assert part.scan(2, first)
-    encoded = merge([part])
+    assert scan.take(0, first)
+    assert not scan.take(1, broken)
+    assert scan.take(2, first)
+    encoded = merge([ScannedPart(scan)])
     assert (encoded.names, encoded.categories, encoded.pids, encoded.phases) == (["kept"], ["c"], [1], ["X"])
 
 
 def test_many_names_keep_their_codes() -> None:
     text = array(*(f'{{"ph": "X", "name": "op{number}", "pid": {number}}}' for number in range(5000)))
     assert check(text)
-    part = ScannedPart(core())
-    assert part.scan(0, text)
-    assert not part.scan(1, array('{"ph": "X", "name": "new"}', "7"))
-    assert part.scan(2, text)
-    assert merge([part]).columns.name.tolist() == [*range(5000)] * 2
+    scan = Scan(core())
+    assert scan.take(0, text)
+    assert not scan.take(1, array('{"ph": "X", "name": "new"}', "7"))
+    assert scan.take(2, text)
+    assert merge([ScannedPart(scan)]).columns.name.tolist() == [*range(5000)] * 2
 
 
 NUMBERS = st.one_of(

@@ -28,10 +28,10 @@ RUNS = ["one_gpu/loop", "ladder/ep4/00_baseline", "pipeline/plain", "serving/del
 def projector(run: Run, **options: Any) -> Projector | Skip:
     """The shared input, from parts that have been pickled one by one."""
     item = SHARED.get("projector")
-    results = {
-        need.name: need.combine([need.part_of(trace, **options) for trace in run.traces], **options)
-        for need in item.requires
-    }
+    results: dict[str, Any] = {}
+    for need in with_required([item])[:-1]:
+        parts = [need.part_of(trace, **options) for trace in run.traces]
+        results[need.name] = need.combine(parts, results, **options)
     parts = [pickle.loads(pickle.dumps(item.part_of(trace, **options))) for trace in run.traces]
     made: Projector | Skip = item.combine(parts, results, **options)
     return made
@@ -141,5 +141,5 @@ def test_it_is_let_go_when_nobody_needs_it() -> None:
     assert [result.analyzer for result in results] == [item.name for item in items]
     assert not parts
     order = [*alive]
-    assert alive["findings"] == alive["projector"] + 1
-    assert {alive[name] for name in order[order.index("findings") + 1 :]} == {alive["projector"]}
+    assert alive["findings"] == alive["replays"] + 1
+    assert {alive[name] for name in order[order.index("findings") + 1 :]} == {alive["replays"]}

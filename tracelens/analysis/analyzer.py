@@ -198,7 +198,7 @@ SHARED: Registry[Shared] = Registry(
     "tracelens.analysis",
     "tracelens.what_if",
     "tracelens.findings",
-    homes={".comm.aligned": "aligned run", "..what_if.projection": "graph parts, projector"},
+    homes={".comm.aligned": "aligned run", "..what_if.projection": "graph parts, projector, replays"},
 )
 
 
@@ -322,7 +322,7 @@ def in_order() -> list[Analyzer]:
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
 
 
-def with_required(requested: Sequence[Analyzer]) -> list[Analyzer | Shared]:
+def with_required(requested: Sequence[Analyzer | Shared]) -> list[Analyzer | Shared]:
     """Analyzers and what they require, in an order in which each comes after what it requires."""
     ordered: dict[str, Analyzer | Shared] = {}
 

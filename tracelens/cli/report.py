@@ -66,14 +66,19 @@ def report(
     keep_freed()
     with progress() as line, _reporting(traces, line) as reporting:
         out.check([options.device_file], traces.paths)
-        # Imported while the processes start that decode the traces.
+        # Imported and compiled while the traces are decoded.
         from tracelens.analysis import ANALYZERS
-        from tracelens.costs import COSTS
-        from tracelens.trace import classes
+        from tracelens.analysis.common import grammar
+        from tracelens.costs import find
+        from tracelens.trace import compile_rules
+        from tracelens.what_if import SCENARIOS
 
         ANALYZERS.load()
-        classes()
-        COSTS.load()
+        compile_rules()
+        find("")
+        if not which.only:  # for findings and steps, in a copy of this process as well
+            SCENARIOS.load()
+            grammar()
         values = _of_analyzers(which.only, options)
         result = reporting.report(which.only, step=options.step, fork=True, **values)
     out.deliver(result, full=sections.full or bool(which.only))

@@ -27,7 +27,7 @@ from tracelens.findings.detectors import (
 )
 from tracelens.findings.remedies import remedy
 from tracelens.guard import Failure, guard
-from tracelens.table import Column, Result, Schema, Skip
+from tracelens.table import Column, Result, Schema, Skip, Table
 from tracelens.trace import Trace, Union, both, steps_of
 from tracelens.units import duration
 from tracelens.what_if import (
@@ -322,7 +322,9 @@ class Replays:
         """Share of the step that the graph does not explain, 1 where that is unknown; worked out if used."""
         if self._projector is None:
             return 1.0
-        explained = guard("trust in the graph", ReplayedStep(self._projector).explained)
+        explained: Table | Failure | None = self._projector.explained
+        if explained is None:
+            explained = guard("trust in the graph", ReplayedStep(self._projector).explained)
         if isinstance(explained, Failure):
             self.skips.append(Skip(SUBJECT, explained))
             return 1.0

@@ -133,34 +133,41 @@ def _read(
 ) -> list[Trace]:
     from tracelens.read.json import decode_all
 
-    return [
-        trace_format.build(splitter, decode_all(splitter, processes, threads, is_wanted))
-        for splitter, trace_format in _opened(path)
-    ]
+    traces = []
+    for splitter in _opened(path):
+        table = decode_all(splitter, processes, threads, is_wanted)
+        # The formats import much, and others do so while the events are decoded.
+        traces.append(_format(splitter).build(splitter, table))
+    return traces
 
 
-def _opened(path: str) -> Iterator[tuple[Splitter, Parser]]:
-    """The traces in a file, each with its format; one is closed when the next is asked for."""
+def _opened(path: str) -> Iterator[Splitter]:
+    """The traces in a file; one is closed when the next is asked for."""
     from tracelens.read.json import Splitter
     from tracelens.read.source import open_source
+
+    for source in open_source(path):
+        with closing(source):
+            yield Splitter(source)
+
+
+def _format(splitter: Splitter) -> Parser:
+    """The format of a trace."""
 
     def specific_first(item: Parser) -> tuple[bool, bool, str]:
         """Formats of plugins come first; generic Chrome JSON fits everything and comes last."""
         bundled = item.build.__module__.startswith("tracelens.")
         return (bundled, item.name == _GENERIC, item.name)
 
-    for source in open_source(path):
-        with closing(source):
-            splitter = Splitter(source)
-            formats = sorted((item for _, item in PARSERS.items()), key=specific_first)
-            yield splitter, next(item for item in formats if item.sniff(splitter))
+    formats = sorted((item for _, item in PARSERS.items()), key=specific_first)
+    return next(item for item in formats if item.sniff(splitter))
 
 
 def _refuse_foreign(files: Sequence[str]) -> None:
     """Raise ParseError where the first file that a caller names is no trace of torch."""
     for file in files[:1]:
-        for _, trace_format in _opened(file):
-            if trace_format.name == _GENERIC:
+        for splitter in _opened(file):
+            if _format(splitter).name == _GENERIC:
                 raise ParseError(file, "not a trace of torch.profiler; name one of the same program")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tracelens.read import BESIDE, GraphSources, SideTraces, TraceFiles, sources_of_sides
+from tracelens.read import BESIDE, PARSERS, GraphSources, SideTraces, TraceFiles, sources_of_sides
 from tracelens.session.request import (
     DEVICE,
     READING,
@@ -212,6 +212,7 @@ class Reading(ExitStack):
             for number, file in enumerate(self._files, start=1):
                 reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
                 if self._ahead is not None:
+                    PARSERS.load()  # which takes what is imported here, too, while the events are decoded
                     traces += self._ahead.result()
                     self._pool.shutdown()  # whoever forks has no other thread
                     self._ahead = None

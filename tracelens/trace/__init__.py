@@ -1,7 +1,7 @@
 """The trace model: one rank (`Trace`) and all ranks of a job (`Run`)."""
 
 from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
+from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives, compile_rules
 from tracelens.trace.in_flight import TO_HOST, InFlight, in_flight_at_start
 from tracelens.trace.intervals import (
     Union,
@@ -121,6 +121,7 @@ __all__ = [
     "clip",
     "collective_of",
     "collectives",
+    "compile_rules",
     "cut",
     "decoded",
     "describe",

@@ -66,6 +66,12 @@ def classes() -> list[KernelClass]:
     return list(_classes().values())
 
 
+def compile_rules() -> None:
+    """Compile what tells kernels, which takes as long as reading a small trace."""
+    for table in ("names", "functors"):
+        _compiled(table)
+
+
 def kind_of(class_name: str) -> str:
     """The kind (one of WORK_KINDS) of a class; raises UnknownName."""
     known = _classes()

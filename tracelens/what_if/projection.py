@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from tracelens.analysis import share
@@ -37,7 +38,7 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.packing import PackedApart
 from tracelens.registry import purpose
-from tracelens.table import Result, Skip
+from tracelens.table import Result, Skip, Table
 from tracelens.trace import Run, Scope, Trace
 from tracelens.what_if.graph import RankPart, build, join, rank_part
 from tracelens.what_if.replay import Projector, ReplayedStep, ScenarioOutcome, reliability_warning
@@ -53,10 +54,9 @@ from tracelens.what_if.scenario import (
 SUBJECT = "savings by replay"
 
 
-class ProjectorPart(NamedTuple):
-    """What the projector needs of one rank beside its part of the graph."""
+class ReplayPart(NamedTuple):
+    """What replays need of one rank beside its part of the graph."""
 
-    reads: PackedApart  # what scenarios read of it; few of them ask
     communication: RankCommunication | None  # of all its GPU work, where analyzers share that of some
     step: str | None  # that analyzers look at, None for all
 
@@ -182,35 +182,27 @@ def graph_parts(parts: Sequence[RankPart | Skip]) -> Sequence[RankPart] | Skip:
     return [part for part in parts if not isinstance(part, Skip)]
 
 
-def projector_part(
-    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
-) -> ProjectorPart | None:
-    """What scenarios read of one rank, of a trace narrowed to a step of the whole recording.
+def replay_part(trace: Trace, *, scope: Scope = "all") -> ReplayPart | None:
+    """What replays need of a trace beside `graph_part`; None where that has none for want of work.
 
-    `scope` is which GPU work other analyzers count; the device is that of the recording, if the trace does
-    not name it. None where `graph_part` has none for want of the recording or of work.
+    `scope` is which GPU work other analyzers count.
     """
     if trace.source is not None or not len(trace.whole.work.event):
         return None
     step = trace.window.label if trace.window is not None else None
-    functions = {
-        function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads
-    }
-    whole, apart = trace.whole, step is not None or scope != "all"
-    reads = PackedApart(read_rank(functions, whole, _recorded_on(trace, device, device_file)))
-    return ProjectorPart(reads, rank_communication(whole) if apart else None, step)
+    apart = step is not None or scope != "all"
+    return ReplayPart(rank_communication(trace.whole) if apart else None, step)
 
 
-# Slow, and so beside the graph's part where two processes look at a trace: each takes about half of the time.
-@share("projector", part=projector_part, shared=("aligned run", "graph parts"), slow=True)
-def projector(
-    parts: Sequence[ProjectorPart | None],
+@share("replays", part=replay_part, shared=("aligned run", "graph parts"))
+def replays(
+    parts: Sequence[ReplayPart | None],
     aligned: AlignedRun,
     graphs: Sequence[RankPart] | Skip,
     *,
     unprofiled_step_ms: float | None = None,
 ) -> Projector | Skip:
-    """Projects the step of a run under scenarios; a Skip says why there is no graph to replay.
+    """The projector before it knows what scenarios read; a Skip says why there is no graph to replay.
 
     `aligned` is the communication of all ranks, `unprofiled_step_ms` a step without the profiler, in place of
     what the traces say.
@@ -222,14 +214,53 @@ def projector(
     def joined() -> Projector:
         own = [part.communication for part in known if part.communication is not None]
         recorded = join(graphs, align(own) if own else aligned)
-        context = ScenarioContext(recorded, reads=[part.reads for part in known])
-        return Projector(recorded, context, known[0].step, unprofiled_step_ms=unprofiled_step_ms)
+        made = Projector(
+            recorded, ScenarioContext(recorded), known[0].step, unprofiled_step_ms=unprofiled_step_ms
+        )
+        _prepare(made)  # perhaps while another process still reads what scenarios need
+        return made
 
     try:
         made = guard(SUBJECT, joined)
     except TracelensError as why:
         return Skip(SUBJECT, str(why))
     return Skip(SUBJECT, made) if isinstance(made, Failure) else made
+
+
+def _prepare(projector: Projector) -> None:
+    """Replay the step as it is, before it is asked for; a failure is told to whoever asks again."""
+
+    def explained() -> Table:
+        return ReplayedStep(projector).explained()
+
+    with suppress(TracelensError):
+        guard("unchanged step", lambda: projector.unchanged.savings_ns(projector.unchanged))
+        made = guard("trust in the graph", explained)
+        projector.explained = None if isinstance(made, Failure) else made
+
+
+def scenario_reads(
+    trace: Trace, *, device: str | None = None, device_file: str | None = None
+) -> PackedApart | None:
+    """What scenarios read of one rank, few of which ask; None where there is nothing to replay.
+
+    The device is that of the recording, if the trace does not name it.
+    """
+    if trace.source is not None or not len(trace.whole.work.event):
+        return None
+    functions = {
+        function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads
+    }
+    return PackedApart(read_rank(functions, trace.whole, _recorded_on(trace, device, device_file)))
+
+
+# Slow, and so beside the graph's part where two processes look at a trace: each takes about half of the time.
+@share("projector", part=scenario_reads, shared=("replays",), slow=True)
+def projector(parts: Sequence[PackedApart | None], replays: Projector | Skip) -> Projector | Skip:
+    """Projects the step of a run under scenarios; a Skip says why there is no graph to replay."""
+    if isinstance(replays, Projector):
+        replays.context.reads.extend(part for part in parts if part is not None)
+    return replays
 
 
 def _recorded_on(trace: Trace, device: str | None, device_file: str | None) -> Device | None:

@@ -63,7 +63,7 @@ class ScenarioContext(Struct, frozen=True):
 
     recorded: Recorded  # the run as a graph, with its collectives and steps
     traces: Sequence[Trace] = ()  # of its ranks where they are in memory, in order of rank
-    reads: Sequence[Mapping[str, Any]] = ()  # what `read_rank` made of each rank, elsewhere
+    reads: list[Mapping[str, Any]] = field(default_factory=list)  # what `read_rank` made of each, elsewhere
     _read: dict[Read, list[Any]] = field(default_factory=dict)
 
     @property

@@ -6,8 +6,8 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 from tracelens.guard import guard
 from tracelens.workers.children import jobs
@@ -33,7 +33,7 @@ def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callabl
     Yields:
         a function that waits for the result: (result,), or () where the work is still to be done.
     """
-    if events < _WORTH_EVENTS or cores < 2 or not hasattr(os, "fork"):
+    if not is_worth(events, cores):
         yield tuple
         return
     aside = ForkedWork(work)
@@ -43,42 +43,49 @@ def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callabl
         aside.end()
 
 
+def is_worth(events: int, cores: int) -> bool:
+    """Whether a copy of this process is possible, and worth it for so many events."""
+    return events >= _WORTH_EVENTS and cores > 1 and hasattr(os, "fork")
+
+
 class ForkedWork:
     """Work that a forked copy of this process does; only for processes without threads."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        source, target = os.pipe()
+        # Unlike a pipe it takes all, whenever this process has time to read it.
+        self._made = _file_in_memory()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(source)
             code = 1
             try:  # whatever goes wrong ends the copy without a word
-                result = work()
-                with os.fdopen(target, "wb") as stream:
-                    pickle.dump(result, stream, protocol=5)
+                pickle.dump(work(), self._made, protocol=5)
+                self._made.flush()
                 code = 0
             finally:
                 os._exit(code)
-        os.close(target)
-        self._source: int | None = source
 
     def result(self) -> tuple[Any, ...]:
         """(the result,), or () where the copy failed: the work done here then says why."""
-        assert self._source is not None
-        result: tuple[Any, ...] = ()
-        with os.fdopen(self._source, "rb") as stream, suppress(EOFError, pickle.UnpicklingError):
-            result = (pickle.load(stream),)
-        self._source = None
         _, status = os.waitpid(self._pid, 0)
-        return result if status == 0 else ()
+        with self._made as stream:
+            stream.seek(0)
+            return (pickle.load(stream),) if status == 0 else ()
 
     def end(self) -> None:
         """End the copy, if nobody has asked for its result."""
-        if self._source is not None:
-            os.close(self._source)
+        if not self._made.closed:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            self._source = None
+            self._made.close()
+
+
+def _file_in_memory() -> IO[bytes]:
+    """An open file, on disk only where the system has none elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("tracelens"), "w+b")
+    from tempfile import TemporaryFile
+
+    return TemporaryFile()
 
 
 def analyze_run(
@@ -113,11 +120,22 @@ def analyze_run(
         trim()
         return part
 
-    def slow_parts() -> list[Any]:
-        return [part_of(item) for item in slow]
+    def slow_parts() -> dict[str, Any]:
+        return {item.name: part_of(item) for item in slow}
 
-    events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
-    if events >= _WORTH_EVENTS and cores > 1:  # computed before the fork, since both processes need it
+    def slow_parts_aside() -> dict[str, Any]:
+        """The same in little memory: the other process goes on meanwhile."""
+        parts = {}
+        for item in slow:
+            parts[item.name] = part_of(item)
+            give_back()
+        trace.forget()
+        give_back()
+        return parts
+
+    # A single slow part is not worth what both processes need.
+    events = len(trace.arrays.start) if len(slow) > 1 and others and len(trace.work.event) else 0
+    if is_worth(events, cores):  # computed before the fork, since both processes need it
         from tracelens.analysis.fusable import step_gaps
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
@@ -128,14 +146,30 @@ def analyze_run(
         guard("serving steps", rank_steps, trace)
         guard("enclosing ops", trace.once, enclosing_op)
         give_back()
-    with beside(slow_parts, events, cores) as wait:
+    with beside(slow_parts_aside, events, cores) as wait:
         parts = {}
         for item in others:
             progress(f"analyzing {item.name}")
             parts[item.name] = part_of(item)
-        (of_slow,) = wait() or (slow_parts(),)
-    parts |= {item.name: part for item, part in zip(slow, of_slow, strict=True)}
-    # The parts say it all.
-    trace.forget()
-    trim()
-    return combined(analyzers, lambda name: [parts.pop(name)], **options)
+        if not is_worth(events, cores):
+            parts |= slow_parts()
+        # The parts say it all.
+        trace.forget()
+        give_back()  # to have room for what is combined beside the copy
+
+        def parts_of(name: str) -> list[Any]:
+            if name not in parts:
+                give_back()
+                (of_slow,) = wait() or (slow_parts(),)
+                parts.update(of_slow)
+            return [parts.pop(name)]
+
+        # Meanwhile what waits for no slow part is combined.
+        results = combined(sorted(analyzers, key=_waits), parts_of, **options)
+    by_name = {result.analyzer: result for result in results}
+    return [by_name[item.name] for item in analyzers]
+
+
+def _waits(item: Analyzer | Shared) -> bool:
+    """Whether the result of an analyzer waits for a slow part, its own or one of what it needs."""
+    return item.slow or any(map(_waits, item.requires))

@@ -74,7 +74,7 @@ SCOPES = _schema("GPU time by record_function scope", "Scopes that the program m
 TABLES = {"modules": MODULES, "scopes": SCOPES}
 
 
-@analyzer("scopes", title="Modules and scopes", order=30, tables=TABLES, sums_steps=True)
+@analyzer("scopes", title="Modules and scopes", order=30, slow=True, tables=TABLES, sums_steps=True)
 def scopes(run: Run, *, scope: Scope = "all") -> Result:
     """Which modules and annotated regions of the program take the GPU time?
 

@@ -1,18 +1,26 @@
 """Events of a JSON trace: cut into chunks, decoded into columns, repaired where they are broken."""
 
-from tracelens.read.json.columns import (
-    OUT_OF_RANGE,
-    CollectiveRow,
-    Columns,
-    Encoded,
-    Part,
-    ScannedPart,
-    merge,
-    plain_text,
-)
-from tracelens.read.json.events import FIRST_NS, LAST_NS, MISSING, integer, summable
-from tracelens.read.json.pool import decode_all, encode
-from tracelens.read.json.split import Chunk, Splitter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracelens.lazy import lazy
+
+if TYPE_CHECKING:
+    from tracelens.read.json.columns import (
+        OUT_OF_RANGE,
+        CollectiveRow,
+        Columns,
+        Encoded,
+        Part,
+        ScannedPart,
+        merge,
+        plain_text,
+    )
+    from tracelens.read.json.events import FIRST_NS, LAST_NS, MISSING, integer, summable
+    from tracelens.read.json.pool import decode_all, encode
+    from tracelens.read.json.scan import Scan
+    from tracelens.read.json.split import Chunk, Splitter
 
 __all__ = [
     "FIRST_NS",
@@ -24,6 +32,7 @@ __all__ = [
     "Columns",
     "Encoded",
     "Part",
+    "Scan",
     "ScannedPart",
     "Splitter",
     "decode_all",
@@ -33,3 +42,14 @@ __all__ = [
     "plain_text",
     "summable",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "read.json.columns": "OUT_OF_RANGE CollectiveRow Columns Encoded Part ScannedPart merge plain_text",
+        "read.json.events": "FIRST_NS LAST_NS MISSING integer summable",
+        "read.json.pool": "decode_all encode",
+        "read.json.scan": "Scan",
+        "read.json.split": "Chunk Splitter",
+    },
+)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +18,6 @@ from tracelens.native import core
 from tracelens.read.json.events import (
     NO_TEXT,
     Decoded,
-    Drop,
     Event,
     blocks,
     decode_events,
@@ -29,6 +26,8 @@ from tracelens.read.json.events import (
     integers,
     json_values,
 )
+from tracelens.read.json.scan import Scan, ScannedChunk
+from tracelens.read.json.split import Drop
 
 _ASYNC_PHASES = frozenset("be")
 _KEPT_PHASES = _ASYNC_PHASES | {"M"}
@@ -310,24 +309,20 @@ class Part:
 
 
 class ScannedPart(Part):
-    """What the native core read of some chunks, in one walk over their text, without an object an event."""
+    """What the native core read of some chunks; the scan is over."""
 
-    def __init__(self, native: ModuleType) -> None:
+    def __init__(self, scan: Scan) -> None:
         super().__init__()
-        # Seeded, so that nobody can write names that share one place in its tables.
-        self._scanner = native.Scanner(int.from_bytes(os.urandom(8)))
+        self._scanner = scan.scanner
         self._arguments: list[list[bytes]] = []
+        for index, chunk in scan.chunks.items():
+            self._take(index, chunk)
 
-    def scan(self, index: int, text: bytes) -> bool:
-        """Read chunk `index`; False, and nothing is kept, where its text must be decoded in Python."""
-        scanned = self._scanner.scan(text)
-        if scanned is None:
-            return False
-        codes, numbers, op_numbers, op_codes, special, bare_count, other_count = scanned
-        phase, category, name, pid, tid, grid, kernel = np.frombuffer(codes, dtype=np.int32).reshape(7, -1)
-        ts_ns, dur_ns, correlation, external_id, stream, device, size = np.frombuffer(
-            numbers, dtype=np.int64
-        ).reshape(7, -1)
+    def _take(self, index: int, scanned: ScannedChunk) -> None:
+        codes = np.frombuffer(scanned.codes, dtype=np.int32)
+        phase, category, name, pid, tid, grid, kernel = codes.reshape(7, -1)
+        numbers = np.frombuffer(scanned.numbers, dtype=np.int64)
+        ts_ns, dur_ns, correlation, external_id, stream, device, size = numbers.reshape(7, -1)
         columns = Columns(
             phase=phase,
             category=category,
@@ -344,18 +339,16 @@ class ScannedPart(Part):
             blocks=grid,  # codes, until the dictionary is complete
             kernel=kernel,
         )
-        event, sequence, forward_thread = np.frombuffer(op_numbers, dtype=np.int64).reshape(3, -1)
+        event, sequence, forward_thread = np.frombuffer(scanned.op_numbers, dtype=np.int64).reshape(3, -1)
         ops = OpColumns(
-            event, sequence, forward_thread, *np.frombuffer(op_codes, dtype=np.int32).reshape(4, -1)
+            event, sequence, forward_thread, *np.frombuffer(scanned.op_codes, dtype=np.int32).reshape(4, -1)
         )
         self.blocks[index] = (columns, ops)
-        if bare_count or other_count:
-            self.unused[index] = +Counter({NO_PHASE: bare_count, OTHER_PHASE: other_count})
-        if special:
-            rows = np.frombuffer(special, dtype=np.int64).reshape(-1, 3).tolist()
-            events = decode_events(b",".join(text[begin:end] for _, begin, end in rows))
-            self._keep(index, zip((row for row, *_ in rows), events, strict=True))
-        return True
+        if scanned.bare_count or scanned.other_count:
+            self.unused[index] = +Counter({NO_PHASE: scanned.bare_count, OTHER_PHASE: scanned.other_count})
+        if scanned.special:
+            events = decode_events(scanned.special_text)
+            self._keep(index, zip(scanned.special, events, strict=True))
 
     def distinct(self) -> Mapping[str, Iterable[Hashable]]:
         """As of any part; once all chunks are read."""

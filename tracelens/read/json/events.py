@@ -21,6 +21,7 @@ from msgspec import Raw, Struct, field
 
 from tracelens.arrays import Bool, Int
 from tracelens.limits import LARGEST_COUNT
+from tracelens.read.json.split import Drop
 
 Number = int | float | str | None
 """Numbers drift to strings and null in the wild; columns.py turns them back."""
@@ -100,13 +101,6 @@ class ExactEvent(Event, gc=False):
 
     ts: Raw = NO_TEXT  # type: ignore[assignment]
     dur: Raw = NO_TEXT  # type: ignore[assignment]
-
-
-class Drop(NamedTuple):
-    """An event that could not be used: where it starts in the input, and why."""
-
-    offset: int
-    reason: str
 
 
 class Decoded(NamedTuple):

@@ -17,12 +17,14 @@ from typing import IO, TYPE_CHECKING
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.native import core
-from tracelens.read.json.columns import Encoded, Part, ScannedPart, merge
+from tracelens.read.json.scan import Scan
 from tracelens.read.json.split import Chunk, Splitter
 
 if TYPE_CHECKING:
     import subprocess
     from concurrent.futures import Future
+
+    from tracelens.read.json.columns import Encoded, Part
 
 FRAME = Struct("<qqq")
 """Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
@@ -64,9 +66,12 @@ def decode_all(
             in_threads = [pool.submit(_Decoder().take_all, feed) for _ in range(threads)]
         stack.callback(feed.stop)
         own.take_all(feed)
-        for thread in in_threads:
-            own.join(thread.result())
-        parts, unsettled = own.parts, own.unsettled
+        # Chunks are read while others import numpy.
+        from tracelens.read.json.columns import merge
+
+        decoders = [*reversed([thread.result() for thread in in_threads]), own]
+        parts = [part for decoder in decoders for part in decoder.parts()]
+        unsettled = [chunk for decoder in decoders for chunk in decoder.unsettled]
         part = parts[-1]
         for helper in helpers:
             helper_part, more = helper.result()
@@ -108,15 +113,14 @@ class _Decoder:
 
     def __init__(self) -> None:
         native = core()
-        self._scanned = ScannedPart(native) if native else None
-        self._part = Part()
-        self.parts: list[Part] = [self._scanned, self._part] if self._scanned else [self._part]
+        self._scan = Scan(native) if native else None
+        self._part: Part | None = None  # of the chunks that Python decodes
         self.unsettled: list[Chunk] = []  # may be cut inside an event
 
     def take(self, chunk: Chunk) -> None:
-        if self._scanned and self._scanned.scan(chunk.index, chunk.text):
+        if self._scan and self._scan.take(chunk.index, chunk.text):
             return
-        if (back := encode(self._part, chunk)) is not None:
+        if (back := encode(self._python_part(), chunk)) is not None:
             self.unsettled.append(back)
 
     def take_all(self, feed: _Feed) -> _Decoder:
@@ -125,9 +129,17 @@ class _Decoder:
             self.take(chunk)
         return self
 
-    def join(self, other: _Decoder) -> None:
-        self.parts = other.parts + self.parts
-        self.unsettled += other.unsettled
+    def parts(self) -> list[Part]:
+        """All that was decoded, last what Python did."""
+        from tracelens.read.json.columns import ScannedPart
+
+        return [*([ScannedPart(self._scan)] if self._scan else []), self._python_part()]
+
+    def _python_part(self) -> Part:
+        from tracelens.read.json.columns import Part
+
+        self._part = self._part or Part()
+        return self._part
 
 
 class _Feed:
@@ -246,6 +258,8 @@ def main(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> Non
     """Serve traces until stdin is closed: read frames up to an end frame, write (part, unsettled chunks)."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     gc.disable()  # Nothing here makes cycles; the collector would only walk the decoded events.
+    from tracelens.read.json.columns import Part
+
     part = Part()
     unsettled: list[Chunk] = []
     while header := source.read(FRAME.size):

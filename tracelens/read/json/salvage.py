@@ -21,7 +21,6 @@ from tracelens.arrays import Bool, unique
 from tracelens.read.json.events import (
     BAD_JSON,
     Decoded,
-    Drop,
     EventBatch,
     decode_one,
     decode_typed,
@@ -29,6 +28,7 @@ from tracelens.read.json.events import (
     fits,
     is_unfinished,
 )
+from tracelens.read.json.split import Drop
 from tracelens.read.json.text import (
     WORDS,
     Effort,

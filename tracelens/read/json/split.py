@@ -17,7 +17,6 @@ from typing import NamedTuple
 from tracelens.errors import Damage, DamageKind, ParseError
 from tracelens.limits import limits
 from tracelens.read import source as sources
-from tracelens.read.json.events import Drop
 from tracelens.read.json.text import (
     Effort,
     Text,
@@ -56,6 +55,13 @@ class Chunk(NamedTuple):
     offset: int  # byte offset of its first event in the decompressed input
     text: bytes  # the events as a JSON array
     is_rest: bool = False  # all that the input ends with, since no end of the list was found in it
+
+
+class Drop(NamedTuple):
+    """An event that could not be used: where it starts in the input, and why."""
+
+    offset: int
+    reason: str
 
 
 class Splitter:

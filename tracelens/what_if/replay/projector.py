@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -49,6 +50,9 @@ from tracelens.what_if.thresholds import (
     UPPER_HOST_SHARE,
     USUAL_HOST_SHARE,
 )
+
+if TYPE_CHECKING:
+    from tracelens.table import Table
 
 ALL = "all"
 """Selects all steps together."""
@@ -168,6 +172,8 @@ class Projector:
         self.base_edit = self.share.base(self.graph)
         self.base = self.recorded if self.share.as_recorded else self._spans(self.base_edit)
         self.base_ns = mean_ns(self.base)
+        # How much of the step the graph explains, where that has been worked out.
+        self.explained: Table | None = None
 
     def _profiler_share(self, step: str | None, unprofiled_step_ms: float | None) -> ProfilerShare:
         # The step without the profiler: as the user gives it, else the mean of the ranks that timed theirs.

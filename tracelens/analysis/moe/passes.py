@@ -189,7 +189,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), ~host_syncs.repeats[inside][hit])
     np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
     # Rows that the largest dispatch of each pass brought by its split sizes.
-    received, largest, fixed = ([-1] * len(layers.passes) for _ in range(3))
+    received, largest = ([-1] * len(layers.passes) for _ in range(2))
     table = trace.tables["collectives"]
     messages, message_work = trace.once(token_messages)
     forward = (layers.stage[message_work] == DISPATCH) & (layers.phase[message_work] != BACKWARD)
@@ -199,12 +199,15 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         parts = integers(split)
         if parts and out_bytes > largest[number]:
             received[number], largest[number] = sum(parts), out_bytes
-        elif not parts:
-            fixed[number] = max(fixed[number], out_bytes)
-    # Equal parts that no split sizes ask for have room for the worst case, unless they are what was chosen.
+    # All-to-alls of equal parts, which no split sizes ask for, have room for the worst case, unless the parts
+    # are what was chosen.
+    exchange = trace.once(collective_kinds)[message_work[forward]] == collectives().index("all_to_all")
+    exchanged = {
+        number for number, is_exchange in zip(numbers, exchange.tolist(), strict=True) if is_exchange
+    }
     buffered = [
-        each.grouped and size > of_splits and each.chosen != sum(each.rows)
-        for each, size, of_splits in zip(layers.passes, fixed, largest, strict=True)
+        each.grouped and number in exchanged and received[number] < 0 and each.chosen != sum(each.rows)
+        for number, each in enumerate(layers.passes)
     ]
     steps, step_ns = 1, 0.0
     if layers.labels:

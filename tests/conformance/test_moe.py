@@ -22,6 +22,7 @@ from tracelens.analysis.moe import STAGES
 from tracelens.table import Result
 from tracelens.trace import steps_of
 
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 MEGATRON, HUGGING_FACE = "nvidia-h200-megatron", "nvidia-h100-hf"
 EP8, PP2EP4 = f"{MEGATRON}/ep8", f"{MEGATRON}/pp2ep4"
 EAGER, GROUPED = f"{HUGGING_FACE}/dsv2_eager.json.gz", f"{HUGGING_FACE}/dsv2_grouped.json.gz"
@@ -33,6 +34,17 @@ def only(*names: str, slow: bool = True) -> pytest.MarkDecorator:
     """Runs of the corpus, in place of all of them."""
     marks = [pytest.mark.slow] if slow else []
     return pytest.mark.parametrize("case", [pytest.param(name, marks=marks) for name in names], indirect=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rung", "stage"), [("03_dedup", 0), ("04_sync_free_2", 2), ("05_sync_free_3", 3), ("08_fp8", 3)]
+)
+def test_an_allocation_in_one_pass_does_not_change_the_sync_free_stage(rung: str, stage: int) -> None:
+    """Those without blocking calls allocate memory, which blocks, in one of four passes."""
+    result = tracelens.analyze(tracelens.load(SAMPLES / "ladder_large" / "ep4" / rung), "moe")
+    assert result.meta["sync_free_stage"] == stage
+    assert result["stages"]["blocking_count"].gt(0).any()
 
 
 def raw(path: Path) -> list[dict[str, Any]]:

@@ -109,7 +109,8 @@ SYNC_FREE = {
     2: "none in the router, the permutation and the experts, whose GEMMs read their sizes on the GPU",
     3: "none",
 }
-"""Stages of sync-free MoE layers, by what is left of blocking calls (Primus' turbo_sync_free_moe_stage)."""
+"""Stages of sync-free MoE layers, by the blocking calls that at least half of the passes have (Primus'
+turbo_sync_free_moe_stage)."""
 
 BALANCE = Schema(
     "Expert balance",
@@ -336,17 +337,17 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
                 "tokens": [rank.rows_of(number) for number in rank.number.tolist()],
             }
         )
-        # A loop over experts has all sizes on the host, also where they came with those of messages.
-        calls, grouped = (
-            rank.blocking[rank.phase == FORWARD].sum(axis=0),
-            all(item.grouped for item in rank.passes),
-        )
-        if not calls.sum():
+        # What the program waits for it waits for in every pass; an allocation, say, comes in one of them. A
+        # loop over experts has all sizes on the host, also where they came with those of messages.
+        forward = rank.blocking[rank.phase == FORWARD]
+        waits = (forward > 0).mean(axis=0) >= 0.5 if len(forward) else np.zeros(len(STAGES), dtype=bool)
+        if not waits.any():
             sync_free_stages.append(3)
-        elif calls[[ROUTER, PERMUTATION]].sum():
+        elif waits[[ROUTER, PERMUTATION]].any():
             sync_free_stages.append(0)
         else:
-            sync_free_stages.append(2 if grouped and not calls[EXPERTS].sum() else 1)
+            grouped = all(item.grouped for item in rank.passes)
+            sync_free_stages.append(2 if grouped and not waits[EXPERTS] else 1)
     tables = {name: schema.concat(rows[name]) for name, schema in TABLES.items()}
     tables["experts"] = tables["experts"].take(np.argsort(-tables["experts"].array("tokens"), kind="stable"))
     if not with_layers:

@@ -18,6 +18,7 @@ from tracelens.analysis.host.idle import (
     threads,
 )
 from tracelens.analysis.host.launches import (
+    ALLOCATION,
     DEVICE_SYNCHRONIZE,
     GARBAGE,
     SYNCHRONIZE,
@@ -29,6 +30,7 @@ from tracelens.analysis.host.launches import (
 )
 
 __all__ = [
+    "ALLOCATION",
     "AVOIDABLE",
     "CAUSES",
     "CODE",

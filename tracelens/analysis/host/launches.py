@@ -89,11 +89,14 @@ TABLES = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, 
 
 SYNCHRONIZE = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize")
 """Calls that do nothing but wait."""
+ALLOCATION = re.compile(
+    r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
+    r"|^cuMem(?:Alloc|Free|AllocHost|FreeHost|HostAlloc)(?:_v2)?$"
+)
+"""Calls that get or release memory of the device, or pinned memory."""
 BLOCKING = re.compile(
-    rf"{SYNCHRONIZE.pattern}|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
-    r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
-    r"|^(?:cuda|hip)Memcpy(?:To|From)Symbol$"
-    r"|^cuMem(?:cpy(?:DtoH|HtoD)|Alloc|Free|AllocHost|FreeHost|HostAlloc)(?:_v2)?$"
+    rf"{SYNCHRONIZE.pattern}|{ALLOCATION.pattern}|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
+    r"|^(?:cuda|hip)Memcpy(?:To|From)Symbol$|^cuMemcpy(?:DtoH|HtoD)(?:_v2)?$"
 )
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 _COPY_CALL = re.compile(r"emcpy")

@@ -109,8 +109,9 @@ SYNC_FREE = {
     2: "none in the router, the permutation and the experts, whose GEMMs read their sizes on the GPU",
     3: "none",
 }
-"""Stages of sync-free MoE layers, by the blocking calls that at least half of the passes have (Primus'
-turbo_sync_free_moe_stage)."""
+"""Stages of sync-free MoE layers (Primus' turbo_sync_free_moe_stage), by what is left of blocking calls.
+
+Those for memory do not count."""
 
 BALANCE = Schema(
     "Expert balance",
@@ -337,10 +338,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
                 "tokens": [rank.rows_of(number) for number in rank.number.tolist()],
             }
         )
-        # What the program waits for it waits for in every pass; an allocation, say, comes in one of them. A
-        # loop over experts has all sizes on the host, also where they came with those of messages.
-        forward = rank.blocking[rank.phase == FORWARD]
-        waits = (forward > 0).mean(axis=0) >= 0.5 if len(forward) else np.zeros(len(STAGES), dtype=bool)
+        # Calls for memory are none that a layer waits with for what its GPU makes. A loop over experts has
+        # all sizes on the host, also where they came with those of messages.
+        waits = (rank.blocking - rank.allocations)[rank.phase == FORWARD].sum(axis=0)
         if not waits.any():
             sync_free_stages.append(3)
         elif waits[[ROUTER, PERMUTATION]].any():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers
-from tracelens.analysis.host import SYNCHRONIZE, blocking_calls, named, threads
+from tracelens.analysis.host import ALLOCATION, SYNCHRONIZE, blocking_calls, named, threads
 from tracelens.analysis.moe.layers import (
     COMBINE,
     DISPATCH,
@@ -62,6 +62,7 @@ class RankPasses(NamedTuple):
     exposed_ns: Int  # of the time in between, in its communication and without computation
     experts_end: Int  # end of the last work of the experts
     blocking: Int  # number of waits in blocking calls, one column a stage
+    allocations: Int  # those of them that are for memory
     blocked_ns: Int  # time in them
     received: list[int]  # of each pass, rows that the dispatch brought, -1 if not recorded
     # of each pass, whether experts compute buffers of a fixed size, of whose rows the trace says nothing
@@ -181,12 +182,15 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         alone = alone[steps_of(trace).only_whole().of_work[alone] >= 0]
     no_layer_ns = _covered_ns(work.start[alone], work.end[alone], layers.stage[alone], UNATTRIBUTED + 1)
     host_syncs = trace.once(blocking)
-    calls, blocked_ns = np.zeros((count, width), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    calls, allocations = np.zeros((2, count, width), dtype=np.int64)
+    blocked_ns = np.zeros(count, dtype=np.int64)
     inside = host_syncs.layer_pass >= 0
     cell = host_syncs.layer_pass[inside] * len(PHASES) + host_syncs.phase[inside]
     index = np.minimum(np.searchsorted(cells, cell), max(count - 1, 0))
     hit = cells[index] == cell if count else np.zeros(0, dtype=bool)
-    np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), ~host_syncs.repeats[inside][hit])
+    cells_hit = index[hit], host_syncs.stage[inside][hit]
+    np.add.at(calls, cells_hit, ~host_syncs.repeats[inside][hit])
+    np.add.at(allocations, cells_hit, named(trace.arrays, ALLOCATION)[host_syncs.event[inside][hit]])
     np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
     # Rows that the largest dispatch of each pass brought by its split sizes.
     received, largest = ([-1] * len(layers.passes) for _ in range(2))
@@ -233,6 +237,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         exposed_ns=exposed_ns,
         experts_end=experts_end,
         blocking=calls,
+        allocations=allocations,
         blocked_ns=blocked_ns,
         received=received,
         buffered=buffered,

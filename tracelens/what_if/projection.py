@@ -182,12 +182,17 @@ def graph_parts(parts: Sequence[RankPart | Skip]) -> Sequence[RankPart] | Skip:
     return [part for part in parts if not isinstance(part, Skip)]
 
 
+def _is_replayed(trace: Trace) -> bool:
+    """Whether a trace has a part of the graph: it is of all that was recorded, in which there is work."""
+    return trace.source is None and len(trace.whole.work.event) > 0
+
+
 def replay_part(trace: Trace, *, scope: Scope = "all") -> ReplayPart | None:
     """What replays need of a trace beside `graph_part`; None where that has none for want of work.
 
     `scope` is which GPU work other analyzers count.
     """
-    if trace.source is not None or not len(trace.whole.work.event):
+    if not _is_replayed(trace):
         return None
     step = trace.window.label if trace.window is not None else None
     apart = step is not None or scope != "all"
@@ -246,7 +251,7 @@ def scenario_reads(
 
     The device is that of the recording, if the trace does not name it.
     """
-    if trace.source is not None or not len(trace.whole.work.event):
+    if not _is_replayed(trace):
         return None
     functions = {
         function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads

@@ -120,15 +120,17 @@ def analyze_run(
         trim()
         return part
 
-    def slow_parts() -> dict[str, Any]:
-        return {item.name: part_of(item) for item in slow}
-
-    def slow_parts_aside() -> dict[str, Any]:
-        """The same in little memory: the other process goes on meanwhile."""
+    def slow_parts(release: Callable[[], Any] = bool) -> dict[str, Any]:
+        """By name; `release` is called after each."""
         parts = {}
         for item in slow:
             parts[item.name] = part_of(item)
-            give_back()
+            release()
+        return parts
+
+    def slow_parts_aside() -> dict[str, Any]:
+        """The same in little memory: the other process goes on meanwhile."""
+        parts = slow_parts(give_back)
         trace.forget()
         give_back()
         return parts

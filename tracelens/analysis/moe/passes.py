@@ -190,7 +190,8 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     hit = cells[index] == cell if count else np.zeros(0, dtype=bool)
     cells_hit = index[hit], host_syncs.stage[inside][hit]
     np.add.at(calls, cells_hit, ~host_syncs.repeats[inside][hit])
-    np.add.at(allocations, cells_hit, named(trace.arrays, ALLOCATION)[host_syncs.event[inside][hit]])
+    name = trace.arrays.name[host_syncs.event[inside][hit]]
+    np.add.at(allocations, cells_hit, fitting(trace.arrays.names, name, ALLOCATION))
     np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
     # Rows that the largest dispatch of each pass brought by its split sizes.
     received, largest = ([-1] * len(layers.passes) for _ in range(2))
@@ -205,10 +206,8 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
             received[number], largest[number] = sum(parts), out_bytes
     # All-to-alls of equal parts, which no split sizes ask for, have room for the worst case, unless the parts
     # are what was chosen.
-    exchange = trace.once(collective_kinds)[message_work[forward]] == collectives().index("all_to_all")
-    exchanged = {
-        number for number, is_exchange in zip(numbers, exchange.tolist(), strict=True) if is_exchange
-    }
+    exchanges = trace.once(collective_kinds)[message_work] == collectives().index("all_to_all")
+    exchanged = set(layers.layer_pass[message_work[forward & exchanges]].tolist())
     buffered = [
         each.grouped and number in exchanged and received[number] < 0 and each.chosen != sum(each.rows)
         for number, each in enumerate(layers.passes)

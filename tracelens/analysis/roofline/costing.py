@@ -47,6 +47,9 @@ LARGEST_BYTES = 1 << 46
 MOSTLY_UNCOUNTED = 0.5
 """Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
 lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
+MOST_OVERCOUNTED = 0.05
+"""Share of a step's time on matrix units for which the FLOPs are refuted: beyond it the MFU without them is
+too low to be shown."""
 CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
 LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 

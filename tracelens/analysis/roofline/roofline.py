@@ -17,6 +17,7 @@ from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import choose_device, device_title, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
 from tracelens.analysis.roofline.costing import (
+    MOST_OVERCOUNTED,
     MOSTLY_UNCOUNTED,
     NO_MODEL,
     REPEATED,
@@ -97,9 +98,6 @@ UTILISATION = Schema(
     absent_is_zero=False,
 )
 
-MOST_OVERCOUNTED = 0.05
-"""Share of a step's time on matrix units for which the FLOPs are refuted: beyond it the MFU without them is
-too low to be shown."""
 _BYTES = ("read_bytes", "write_bytes", "link_bytes")
 
 ROOFLINE = Schema(
@@ -206,12 +204,13 @@ def of_rank(
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
     limits = bounds(costs.costs, peaks)
+    calls, dur = costs.by_kind(work)
     of_own = bounds(costs.costs, ran_on) if projected else limits
     used = utilisation(
         trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0,
-        refuted(work, costs, of_own.peak),
+        refuted(costs, calls, dur, of_own.peak),
     )  # fmt: skip
-    distant, row_of_kind = distances(rank, work, costs, limits, peaks, projected)
+    distant, row_of_kind = distances(rank, (calls, dur), costs, limits, peaks, projected)
     rows = {
         "roofline": distant,
         "utilisation": used.rows,
@@ -271,9 +270,8 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     }
 
 
-def refuted(work: Work, costing: Costing, peak: Float) -> Bool:
+def refuted(costing: Costing, count: Int, ns: Int, peak: Float) -> Bool:
     """Which kinds of calls compute less than was counted, an upper bound: their device cannot do as much."""
-    count, ns = costing.by_kind(work)
     is_bound = np.array([item.cost.note.startswith(UPPER_BOUND) for item in costing.items], dtype=bool)
     is_bound &= costing.costs.on_matrix_units & (peak > 0)
     beyond: Bool = is_bound & (costing.costs.flops * count > EXPLAIN_ABOVE * peak * ns / 1e9)
@@ -376,14 +374,20 @@ def _share(rate: Float, peak: float) -> Float:
 
 
 def distances(
-    rank: int, work: Work, counted: Costing, limits: Bounds, device: Device | None, projected: bool
+    rank: int,
+    by_kind: tuple[Int, Int],
+    counted: Costing,
+    limits: Bounds,
+    device: Device | None,
+    projected: bool,
 ) -> tuple[dict[str, Any], Int]:
     """Rows of ROOFLINE for one rank, largest recoverable time first, and the row of each kind of call, or -1.
 
-    `limits` are what the device allows, by kind of call; the device is None where it is not known, and
-    `projected` where the work ran on another one. What ranks waited for each other is not known of one.
+    By kind of call, `by_kind` has how many and their GPU time, and `limits` what the device allows; the device
+    is None where it is not known, and `projected` where the work ran on another one. What ranks waited for
+    each other is not known of one.
     """
-    count, dur = counted.by_kind(work)
+    count, dur = by_kind
     # Kinds whose calls all lie outside of the scope or step have no row.
     kept = np.flatnonzero(count)
     group, items = by_size([counted.items[kind] for kind in kept.tolist()], count[kept])

@@ -383,9 +383,9 @@ def distances(
 ) -> tuple[dict[str, Any], Int]:
     """Rows of ROOFLINE for one rank, largest recoverable time first, and the row of each kind of call, or -1.
 
-    By kind of call, `by_kind` has how many and their GPU time, and `limits` what the device allows; the device
-    is None where it is not known, and `projected` where the work ran on another one. What ranks waited for
-    each other is not known of one.
+    By kind of call, `by_kind` has how many and their GPU time, `limits` what the device allows. The device is
+    None where it is not known, and `projected` where the work ran on another one. What ranks waited for each
+    other is not known of one.
     """
     count, dur = by_kind
     # Kinds whose calls all lie outside of the scope or step have no row.

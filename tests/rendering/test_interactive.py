@@ -17,6 +17,7 @@ from tracelens.rendering.interactive import (
     ACROSS,
     ROWS,
     Interactive,
+    all_rows,
     page_bytes,
     payloads,
     selectable,
@@ -61,7 +62,7 @@ def tree(ranks: int, nodes: int) -> Table:
 def test_all_rows_of_every_readable_table_are_in_the_page() -> None:
     result = sample.ranking("ops", "dur_ns", 500)
     (item,) = grids(result)
-    packed, held = payloads([item], 10**9)
+    packed, held = payloads([item], 10**9, all_rows([item]))
     columns = unpacked(packed["ops-ops"])
     assert held == {"ops-ops": 500}
     assert columns["dur_ns"] == result.data["ops"].values("dur_ns")
@@ -70,9 +71,9 @@ def test_all_rows_of_every_readable_table_are_in_the_page() -> None:
 
 def test_what_is_too_large_is_cut_equally_for_each_rank_and_small_tables_stay_whole() -> None:
     items = [*grids(kernels(40_000, 8)), *grids(kernels(30_000, 8)), *grids(kernels(300, 8))]
-    whole, _ = payloads(items, 10**9)
+    whole, _ = payloads(items, 10**9, all_rows(items))
     assert sum(map(len, whole.values())) > 1_000_000
-    packed, held = payloads(items, 400_000)
+    packed, held = payloads(items, 400_000, all_rows(items))
     assert sum(map(len, packed.values())) <= 400_000
     assert held["kernels300-kernels"] == 300
     for name in ("kernels40000-kernels", "kernels30000-kernels"):
@@ -91,7 +92,7 @@ def test_what_is_too_large_is_cut_equally_for_each_rank_and_small_tables_stay_wh
 def test_a_tree_is_cut_to_its_largest_nodes_with_their_ancestors() -> None:
     table = tree(4, 3000)
     item = Interactive("t-t", sample.result("t", "T", {"t": table}), {ROWS: table})
-    packed, held = payloads([item], 60_000)
+    packed, held = payloads([item], 60_000, all_rows([item]))
     cut = unpacked(packed["t-t"])
     assert 400 < held["t-t"] < len(table)
     for rank in range(4):

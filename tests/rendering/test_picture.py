@@ -19,7 +19,7 @@ files = RENDERERS.get("html").files
 
 
 def pictured(ranks: int) -> Picture:
-    drawn = picture(sample_picture.report(ranks, per_rank=10))
+    drawn = picture(sample_picture.report(ranks, per_rank=10).results)
     assert drawn is not None
     return drawn
 
@@ -29,14 +29,14 @@ def page(report: Report) -> str:
 
 
 def test_there_is_none_without_gpu_time() -> None:
-    assert picture(sample.report()) is None
-    assert picture(Report((sample_picture.step_timeline(0),))) is None
+    assert picture(sample.report().results) is None
+    assert picture((sample_picture.step_timeline(0),)) is None
     assert 'id="picture"' not in page(sample.small())
 
 
 def test_the_payloads_are_the_tables() -> None:
     result = sample_picture.step_timeline(2, per_rank=10)
-    drawn = picture(Report((result,)))
+    drawn = picture((result,))
     assert drawn is not None
     assert set(drawn.payloads) == {"step-steps", "step-states", "step-kernels", "step-marks"}
     for name, table in result.data.items():
@@ -51,7 +51,7 @@ def test_states_are_packed_end_to_end() -> None:
     states = result.data["states"]
     second = states.array("ts_ns") // STEP_NS == 1
     shuffled = states.take(np.flatnonzero(~second)[::-1])
-    drawn = picture(Report((replace(result, data={**result.data, "states": shuffled}),)))
+    drawn = picture((replace(result, data={**result.data, "states": shuffled}),))
     assert drawn is not None
     columns = unpacked(drawn.payloads["step-states"])
     assert "ts_ns" not in columns
@@ -93,7 +93,7 @@ def test_rare_causes_of_idle_time_share_a_column() -> None:
     causes = [f"cause {rank}" for rank in states.values("rank")]
     detail = sample.coded(causes)
     table = replace(states, columns={**states.columns, "detail": detail})
-    drawn = picture(Report((replace(result, data={**result.data, "states": table}),)))
+    drawn = picture((replace(result, data={**result.data, "states": table}),))
     assert drawn is not None
     idle = [name for name in drawn.columns if name.startswith("idle")]
     assert idle == ["idle: cause 7", "idle: cause 6", "idle: cause 5", "idle: cause 4", "idle: other causes"]
@@ -110,7 +110,7 @@ def test_the_slowest_rank_waits_least() -> None:
 def test_it_opens_with_the_step_that_stands_for_the_run() -> None:
     result = sample_picture.step_timeline(2, steps=3, per_rank=1)
     for step, row in (("ProfilerStep#4", 1), ("ProfilerStep#5", 2), ("none of them", 0)):
-        drawn = picture(Report((replace(result, meta={"typical_step": step}),)))
+        drawn = picture((replace(result, meta={"typical_step": step}),))
         assert drawn is not None
         assert drawn.data["step"] == row
         assert drawn.step == f"ProfilerStep#{3 + row}"

@@ -336,10 +336,8 @@ def with_required(requested: Sequence[Analyzer | Shared]) -> list[Analyzer | Sha
     return list(ordered.values())
 
 
-def combined(
-    requested: Sequence[Analyzer], parts_of: Callable[[str], Sequence[Any]], **options: Any
-) -> list[Result]:
-    """The results of analyzers from the parts of all ranks.
+class Combining:
+    """The results of analyzers, made of the parts of all ranks one after the other.
 
     What they share is let go once the last of them has it: of hundreds of ranks it is most of the memory.
 
@@ -348,19 +346,66 @@ def combined(
         parts_of: the parts of what has this name, asked for once.
         options: of the analyzers.
     """
-    items = with_required(requested)
-    last = {name: item.name for item in items for name in item.shared}
-    results: dict[str, Any] = {}
-    for item in items:
-        parts = parts_of(item.name)
-        results[item.name] = item.combine(parts, results, **options)
-        done = [name for name in item.shared if last[name] == item.name]
-        for name in done:
-            del results[name]
-        if done and len(parts) >= MANY_RANKS:
+
+    def __init__(
+        self, requested: Sequence[Analyzer], parts_of: Callable[[str], Sequence[Any]], **options: Any
+    ) -> None:
+        self._requested, self._parts_of, self._options = requested, parts_of, options
+        self.missing = with_required(requested)  # what is still to be made, in order
+        self._shared = {item.name for item in self.missing if isinstance(item, Shared)}
+        self._made: dict[str, Any] = {}
+
+    @property
+    def results(self) -> list[Result]:
+        """Those that are there, in the order in which they were requested."""
+        return [self._made[item.name] for item in self._requested if item.name in self._made]
+
+    def combine(self, items: Sequence[Analyzer | Shared]) -> dict[str, Result]:
+        """Make some of what is missing, whose requirements are there or before them; returns the results."""
+        results = {}
+        for item in items:
+            parts = self._parts_of(item.name)
+            made = item.combine(parts, self._made, **self._options)
+            if isinstance(item, Analyzer):
+                results[item.name] = made
+            is_large = len(parts) >= MANY_RANKS
             del parts
-            gc.collect()  # a graph and its replays know each other
-    return [results[item.name] for item in requested]
+            if self.take({item.name: made}) and is_large:
+                gc.collect()  # a graph and its replays know each other
+        return results
+
+    def take(self, made: Mapping[str, Any]) -> bool:
+        """Take what was made, here or in another process; returns whether something shared was let go."""
+        self._made |= made
+        self.missing = [item for item in self.missing if item.name not in made]
+        done = self._shared.intersection(self._made).difference(*(item.shared for item in self.missing))
+        for name in done:
+            del self._made[name]
+        return bool(done)
+
+    def ready(self, items: Sequence[Analyzer | Shared]) -> list[Analyzer | Shared]:
+        """Those of some that are missing and wait for no others, in order."""
+        waiting = {item.name for item in self.missing}
+        ready = []
+        for item in items:
+            if item.name in waiting and waiting.isdisjoint(required.name for required in item.requires):
+                ready.append(item)
+                waiting.discard(item.name)
+        return ready
+
+    def replaying(self) -> list[Analyzer | Shared]:
+        """What is missing to replay the run, which nothing else needs, and those that do."""
+        late: list[Analyzer | Shared] = []
+        for item in reversed(self.missing):
+            users = [user for user in self.missing if item in user.requires]
+            if _replays(item) or (users and isinstance(item, Shared) and all(user in late for user in users)):
+                late.insert(0, item)
+        return late
+
+
+def _replays(item: Analyzer | Shared) -> bool:
+    """Whether it replays the run, or requires what does: of what is shared the slow."""
+    return any((isinstance(one, Shared) and one.slow) or _replays(one) for one in item.requires)
 
 
 def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
@@ -63,6 +63,12 @@ class Written(OptionGroup):
 
             if any(by_path(path).name == "html" for path in self.output):
                 import jinja2  # noqa: F401  # while a trace is being decoded
+
+    def prepared(self, results: Sequence[Result]) -> Mapping[str, Any]:
+        """What the outputs' formats make of some results before a report has them all."""
+        from tracelens.rendering import prepared
+
+        return prepared(self.output or (), results)
 
     def deliver(
         self, made: Report | Result, title: str = "", inputs: Sequence[str] = (), *, full: bool = True

@@ -80,7 +80,8 @@ def report(
             SCENARIOS.load()
             grammar()
         values = _of_analyzers(which.only, options)
-        result = reporting.report(which.only, step=options.step, fork=True, **values)
+        ahead = out.prepared if out.output else None
+        result = reporting.report(which.only, step=options.step, fork=True, ahead=ahead, **values)
     out.deliver(result, full=sections.full or bool(which.only))
 
 

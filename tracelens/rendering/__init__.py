@@ -6,9 +6,20 @@ from tracelens.rendering.renderer import (
     Renderer,
     by_path,
     check,
+    prepared,
     rendered,
     renderer,
     write,
 )
 
-__all__ = ["RENDERERS", "SUFFIXES", "Renderer", "by_path", "check", "rendered", "renderer", "write"]
+__all__ = [
+    "RENDERERS",
+    "SUFFIXES",
+    "Renderer",
+    "by_path",
+    "check",
+    "prepared",
+    "rendered",
+    "renderer",
+    "write",
+]

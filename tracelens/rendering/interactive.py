@@ -11,10 +11,10 @@ little-endian, each at a multiple of 8 bytes behind the header's end. The header
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -44,12 +44,20 @@ _FULL_SHARE = 0.95  # of the budget, since compression is not quite in proportio
 _ROUNDS = 4
 
 
+class Derived(NamedTuple):
+    """What is derived from a table of a result."""
+
+    across: Table | None  # the table told across ranks
+    names: Mapping[str, Mapping[str, str]]  # short ones
+
+
 class Interactive(Struct, frozen=True, dict=True):
     """One table of the page."""
 
     id: str  # of its element, and of its payload
     result: Result  # that it belongs to
     views: Mapping[str, Table]  # the table by view: `rows` as it is, `across` told across ranks, if it is
+    named: Mapping[str, Mapping[str, str]] | None = None  # its short names, if they are known
 
     @property
     def first(self) -> Table:
@@ -58,7 +66,12 @@ class Interactive(Struct, frozen=True, dict=True):
     @cached_property
     def names(self) -> Mapping[str, Mapping[str, str]]:
         """Short names, the same in all views."""
-        return short_names(self.views[ROWS])
+        return short_names(self.views[ROWS]) if self.named is None else self.named
+
+    @property
+    def derived(self) -> Derived:
+        """What is derived from its result."""
+        return Derived(self.views.get(ACROSS), self.names)
 
     @property
     def is_grid(self) -> bool:
@@ -72,14 +85,14 @@ class Interactive(Struct, frozen=True, dict=True):
 _INTEGERS = ("i1", "i2", "i4")
 
 
-def views(result: Result) -> dict[str, Interactive]:
-    """The readable tables of a result, by name."""
-    made = {}
+def views(result: Result, derived: Mapping[str, Derived] | None = None) -> dict[str, Interactive]:
+    """The readable tables of a result, by name; `derived` is what is known of each."""
+    items = {}
     for name, table in readable(result).items():
-        across = across_ranks(table)
+        across, names = derived[name] if derived else (across_ranks(table), None)
         both = {ROWS: table} if across is None else {ROWS: table, ACROSS: across}
-        made[name] = Interactive(f"{result.analyzer}-{name}", result, both)
-    return made
+        items[name] = Interactive(f"{result.analyzer}-{name}", result, both, names)
+    return items
 
 
 def page_bytes(ranks: int) -> int:
@@ -87,16 +100,27 @@ def page_bytes(ranks: int) -> int:
     return int(np.interp(ranks, (8, 64), (6e6, 16e6)))
 
 
-def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Packed rows by payload id, and rows held by payload id.
+def all_rows(tables: Iterable[Interactive]) -> dict[str, bytes]:
+    """All rows of tables, packed, by payload id."""
+    return {
+        item.payload_id(view): _packed(table, item.names)
+        for item in tables
+        if item.is_grid
+        for view, table in item.views.items()
+    }
+
+
+def payloads(
+    tables: Sequence[Interactive], budget: int, whole: Mapping[str, bytes]
+) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Packed rows by payload id, and rows held by payload id; `whole` are those of `all_rows`.
 
     Where all rows together exceed the budget, the largest tables are cut to one common size, each rank of a
     table equally: the first rows of a list, the largest nodes of a tree with their ancestors.
     """
-    whole = {item.payload_id(view): table for item in tables for view, table in item.views.items()}
-    names = {item.payload_id(view): item.names for item in tables for view in item.views}
-    held = dict(whole)
-    made = {name: _packed(table, names[name]) for name, table in whole.items()}
+    of = {item.payload_id(view): (item, table) for item in tables for view, table in item.views.items()}
+    held = {name: len(table) for name, (_, table) in of.items()}
+    made = {name: whole[name] for name in of}
     share = _FULL_SHARE
     for _ in range(_ROUNDS):
         if sum(map(len, made.values())) <= budget:
@@ -109,10 +133,11 @@ def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, byte
         cap = int(max(caps[int(np.argmax(caps < sizes))], 0))
         for name, payload in made.items():
             if len(payload) > cap:
-                held[name] = _largest(whole[name], int(len(held[name]) * cap / len(payload)))
-                made[name] = _packed(held[name], names[name])
+                item, table = of[name]
+                part = _largest(table, int(held[name] * cap / len(payload)))
+                held[name], made[name] = len(part), _packed(part, item.names)
         share *= _FULL_SHARE
-    return made, {name: len(table) for name, table in held.items()}
+    return made, held
 
 
 def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ which ranks to compare) travels as JSON; the time of each rank by state is also 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from tracelens.arrays import Bool, Float
 from tracelens.rendering.figures import colors_of
 from tracelens.rendering.interactive import packed
 from tracelens.rendering.tables import one_line
-from tracelens.table import Coded, Report, Table
+from tracelens.table import Coded, Result, Table
 
 ANALYZER = "step_timeline"
 LANES = 16
@@ -62,9 +62,9 @@ class Picture(NamedTuple):
         return len(self.rows) > LANES
 
 
-def picture(report: Report) -> Picture | None:
-    """The picture of a report; None where it has no GPU time to show."""
-    result = next((result for result in report.results if result.analyzer == ANALYZER), None)
+def picture(results: Sequence[Result]) -> Picture | None:
+    """The picture of a report's results; None where they have no GPU time to show."""
+    result = next((result for result in results if result.analyzer == ANALYZER), None)
     if result is None or not all(len(result.data.get(name, ())) for name in ("steps", "states")):
         return None
     tables = {name: result.data[name] for name in _TABLES if name in result.data}

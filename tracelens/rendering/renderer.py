@@ -7,10 +7,10 @@ package is cheap; each format imports its library when it runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,11 +19,12 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
 from tracelens.registry import Registry
-from tracelens.table import Report, Skip
+from tracelens.table import Report, Result, Skip
 
 T = TypeVar("T")
 
 Files = Callable[[Report], Mapping[str, bytes]]
+Prepare = Callable[[Sequence[Result]], Mapping[str, Any]]
 
 
 class Renderer(Struct, frozen=True):
@@ -34,6 +35,8 @@ class Renderer(Struct, frozen=True):
     doc: str  # one line for `tracelens list`
     files: Files  # report to relative file name to content; exactly one file unless `suffix` is ""
     folder: FolderKind | None = None  # what the directory is, for a format that fills one
+    # some results to what `files` finds of them in `prepared`, by analyzer, while others are made
+    prepare: Prepare | None = None
 
 
 RENDERERS: Registry[Renderer] = Registry(
@@ -49,12 +52,12 @@ SUFFIXES = {
 
 
 def renderer(
-    name: str, *, suffix: str, doc: str, folder: FolderKind | None = None
+    name: str, *, suffix: str, doc: str, folder: FolderKind | None = None, prepare: Prepare | None = None
 ) -> Callable[[Files], Files]:
     """Register the decorated function as the format `name`; see `Renderer` for the arguments."""
 
     def keep(files: Files) -> Files:
-        RENDERERS.add(name, Renderer(name, suffix, doc, files, folder), files.__module__)
+        RENDERERS.add(name, Renderer(name, suffix, doc, files, folder, prepare), files.__module__)
         return files
 
     return keep
@@ -98,10 +101,18 @@ def rendered(report: Report, render: Callable[[Report], T]) -> T:
         return output
     results = []
     for result in report.results:
-        alone = guard(f"rendering {result.analyzer}", render, replace(report, results=(result,)))
+        alone = guard(f"rendering {result.analyzer}", render, replace(report, results=(result,), prepared={}))
         skip = Skip(result.title, alone) if isinstance(alone, Failure) else None
         results.append(replace(result, data={}, meta={}, skips=(skip,)) if skip else result)
-    return render(replace(report, results=tuple(results)))
+    return render(replace(report, results=tuple(results), prepared={}))
+
+
+def prepared(paths: Iterable[str | os.PathLike[str]], results: Sequence[Result]) -> Mapping[str, Any]:
+    """What the formats of these paths make of some results before a report has them all, by format."""
+    formats = {item.name: item.prepare for item in map(by_path, paths) if item.prepare is not None}
+    made = {name: guard(f"preparing {name}", prepare, results) for name, prepare in formats.items()}
+    # What fails is tried again with the whole report, which then says so.
+    return {name: of_results for name, of_results in made.items() if not isinstance(of_results, Failure)}
 
 
 def check(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
-    from tracelens.workers import Executor, ParkedTraces
+    from tracelens.workers import Ahead, Executor, ParkedTraces
 
 _OF_THE_FILE = {"completeness", "input"}
 """Analyzers that look at what was recorded, whatever it is."""
@@ -73,9 +73,13 @@ class Reporting(ExitStack):
         *,
         step: str | int | None = None,
         fork: bool = False,
+        ahead: Ahead | None = None,
         **options: Any,
     ) -> Report:
-        """Read and analyze the files; arguments and errors as for `report` and `load`."""
+        """Read and analyze the files; arguments and errors as for `report` and `load`.
+
+        What `ahead` makes of results while others are made, in a copy of this process, is `prepared`.
+        """
         analyzers, options = _checked(names, options)
         reads, step = self._reads, None if step is None else str(step)
         run: Run | None = None
@@ -85,13 +89,13 @@ class Reporting(ExitStack):
             run = loaded(TraceFiles(self._files), None, reads)
         if run is not None:
             self._kept = run if self._keep else None
-            result = report(run, names, step=step, fork=fork, progress=reads.progress, **options)
+            result = _of_run(run, analyzers, step, options, fork=fork, progress=reads.progress, ahead=ahead)
             return _telling(result, [trace.meta for trace in run.traces])
         from tracelens.workers import ParkedTraces, analyze_files
 
         parked = self._kept = ParkedTraces() if self._keep else None
 
-        portions, results = analyze_files(
+        portions, results, prepared = analyze_files(
             self._files,
             [item.name for item in analyzers],
             self._execute or self.enter_context(start(self._files, self._dask)),
@@ -100,10 +104,13 @@ class Reporting(ExitStack):
             graphs=reads.graphs,
             progress=reads.progress,
             park=parked,
+            fork=fork,
+            ahead=ahead,
             **options,
         )
         metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
-        return _telling(assembled(results, metas, ranks, {"step": step, **options}), metas)
+        made = assembled(results, metas, ranks, {"step": step, **options})
+        return _telling(replace(made, prepared=prepared), metas)
 
     def run(self) -> Run:
         """All that was read for the report; only one of `keep`."""
@@ -187,13 +194,28 @@ def report(
         TracelensError: as for `analyze`.
     """
     options = _given(scope=scope, device=device, device_file=device_file) | options
+    analyzers, options = _checked(names, options)
+    return _of_run(run, analyzers, step, options, fork=fork, progress=progress)
+
+
+def _of_run(
+    run: Run,
+    analyzers: Sequence[Analyzer],
+    step: str | int | None,
+    options: Mapping[str, Any],
+    *,
+    fork: bool,
+    progress: Progress,
+    ahead: Ahead | None = None,
+) -> Report:
+    """The report of a run in memory; arguments as for `report` and `Reporting.report`."""
     from tracelens.workers import analyze_run
 
-    analyzers, options = _checked(names, options)
     run = loaded(run, step)
-    results = analyze_run(run, analyzers, fork=fork, progress=progress, **options)
-    step = None if step is None else str(step)
-    return assembled(results, [trace.meta for trace in run.traces], run.ranks, {**options, "step": step})
+    results, prepared = analyze_run(run, analyzers, fork=fork, progress=progress, ahead=ahead, **options)
+    named = {**options, "step": None if step is None else str(step)}
+    made = assembled(results, [trace.meta for trace in run.traces], run.ranks, named)
+    return replace(made, prepared=prepared)
 
 
 def report_files(

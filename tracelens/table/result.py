@@ -109,6 +109,8 @@ class Report(Struct, frozen=True):
     # tracelens version, inputs, ranks, device names, options; JSON-able values only
     meta: Mapping[str, Any] = field(default_factory=dict)
     summary: Summary | None = None  # the first screen; None where nothing sums up
+    # what formats made of results while others were being made: by format, then by analyzer
+    prepared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         names = shortened([result.analyzer for result in self.results])

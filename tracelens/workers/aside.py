@@ -1,24 +1,29 @@
-"""The slow analyzers' work on one large trace in a copy of this process, beside the work of the others."""
+"""Copies of this process: the slow analyzers of one large trace, and what waits for no replay of the run."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from typing import IO, TYPE_CHECKING, Any
 
 from tracelens.guard import guard
-from tracelens.workers.children import jobs
+from tracelens.workers.cores import can_copy
 from tracelens.workers.memory import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tracelens.analysis import Analyzer, Shared
+    from tracelens.analysis import Analyzer, Combining, Shared
     from tracelens.table import Result
     from tracelens.trace import Run
+
+    Prepared = Mapping[str, Mapping[str, Any]]
+    Ahead = Callable[[Sequence[Result]], Prepared]
+    """Prepares for a report what can be made of some of its results."""
 
 _WORTH_EVENTS = 100_000
 """A copy of the process and the way back take as long as the work on a smaller trace."""
@@ -27,56 +32,63 @@ _MANY_EVENTS = 1_000_000
 
 
 @contextmanager
-def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callable[[], tuple[Any, ...]]]:
-    """Do some work beside what the `with` block does, where that is possible and worth it.
+def beside(work: Callable[[], Iterable[Any]], worth: bool) -> Iterator[Callable[[], tuple[Any, ...]]]:
+    """Do some work in a copy of this process, beside what the `with` block does.
+
+    Args:
+        work: makes one thing after the other; in the copy it must not print.
+        worth: whether it is worth a copy.
 
     Yields:
-        a function that waits for the result: (result,), or () where the work is still to be done.
+        a function that waits for the next thing: (thing,), or () where there is no copy or it failed.
     """
-    if not is_worth(events, cores):
+    if not worth:
         yield tuple
         return
-    aside = ForkedWork(work)
+    copy = _Copy(work)
     try:
-        yield aside.result
+        yield copy.next
     finally:
-        aside.end()
+        copy.end()
 
 
-def is_worth(events: int, cores: int) -> bool:
-    """Whether a copy of this process is possible, and worth it for so many events."""
-    return events >= _WORTH_EVENTS and cores > 1 and hasattr(os, "fork")
+class _Copy:
+    """A forked copy of this process that works; only for processes without threads."""
 
-
-class ForkedWork:
-    """Work that a forked copy of this process does; only for processes without threads."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        # Unlike a pipe it takes all, whenever this process has time to read it.
+    def __init__(self, work: Callable[[], Iterable[Any]]) -> None:
+        # Unlike a pipe, the file takes all before this process has time to read it.
         self._made = _file_in_memory()
+        self._start = 0
+        self._ends, tell = os.pipe()  # where in the file each thing ends
         self._pid = os.fork()
         if self._pid == 0:
             code = 1
             try:  # whatever goes wrong ends the copy without a word
-                pickle.dump(work(), self._made, protocol=5)
-                self._made.flush()
+                for thing in work():
+                    pickle.dump(thing, self._made, protocol=5)
+                    self._made.flush()
+                    os.write(tell, self._made.tell().to_bytes(8, "little"))
                 code = 0
             finally:
                 os._exit(code)
+        os.close(tell)
 
-    def result(self) -> tuple[Any, ...]:
-        """(the result,), or () where the copy failed: the work done here then says why."""
-        _, status = os.waitpid(self._pid, 0)
-        with self._made as stream:
-            stream.seek(0)
-            return (pickle.load(stream),) if status == 0 else ()
+    def next(self) -> tuple[Any, ...]:
+        """(what the copy made next,), or () where it failed: the work done here then says why."""
+        start, end = self._start, int.from_bytes(os.read(self._ends, 8), "little")
+        if not end:
+            return ()
+        self._start = end
+        # Reading would move the position at which the copy writes.
+        with mmap(self._made.fileno(), end, access=ACCESS_READ) as content, memoryview(content) as view:
+            return (pickle.loads(view[start:]),)
 
     def end(self) -> None:
-        """End the copy, if nobody has asked for its result."""
-        if not self._made.closed:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._made.close()
+        """End the copy, whether it is done or nobody asks for what it makes."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._ends)
+        self._made.close()
 
 
 def _file_in_memory() -> IO[bytes]:
@@ -89,26 +101,36 @@ def _file_in_memory() -> IO[bytes]:
 
 
 def analyze_run(
-    run: Run, analyzers: Sequence[Analyzer], *, fork: bool, progress: Callable[[str], None], **options: Any
-) -> list[Result]:
+    run: Run,
+    analyzers: Sequence[Analyzer],
+    *,
+    fork: bool,
+    progress: Callable[[str], None],
+    ahead: Ahead | None = None,
+    **options: Any,
+) -> tuple[list[Result], Prepared]:
     """Analyze a run that is in memory.
 
     Args:
         run: all of it.
         analyzers: in the order of the results.
-        fork: whether a copy of this process may run the slow ones, beside the others.
+        fork: whether copies of this process may do some of the work.
         progress: called with a line of text.
+        ahead: as for `combine`.
         options: of the analyzers.
-    """
-    from tracelens.analysis import combined, with_required
 
-    items, cores = with_required(analyzers), jobs()
+    Returns:
+        the results, and what `ahead` made.
+    """
+    from tracelens.analysis import Combining, with_required
+
+    items = with_required(analyzers)
     if not fork or len(run.traces) > 1:
         result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
         for item in items:
             progress(f"analyzing {item.name}")
             result_of[item.name] = item(run, result_of, **options)
-        return [result_of[item.name] for item in analyzers]
+        return [result_of[item.name] for item in analyzers], {}
     (trace,) = run.traces
     slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
@@ -120,24 +142,13 @@ def analyze_run(
         trim()
         return part
 
-    def slow_parts(release: Callable[[], Any] = bool) -> dict[str, Any]:
-        """By name; `release` is called after each."""
-        parts = {}
-        for item in slow:
-            parts[item.name] = part_of(item)
-            release()
-        return parts
-
-    def slow_parts_aside() -> dict[str, Any]:
-        """The same in little memory: the other process goes on meanwhile."""
-        parts = slow_parts(give_back)
-        trace.forget()
-        give_back()
-        return parts
+    def slow_parts() -> dict[str, Any]:
+        return {item.name: part_of(item) for item in slow}
 
     # A single slow part is not worth what both processes need.
-    events = len(trace.arrays.start) if len(slow) > 1 and others and len(trace.work.event) else 0
-    if is_worth(events, cores):  # computed before the fork, since both processes need it
+    worth = len(slow) > 1 and bool(others) and len(trace.work.event) > 0
+    worth = worth and len(trace.arrays.start) >= _WORTH_EVENTS and can_copy()
+    if worth:  # computed before the copy, since both processes need it
         from tracelens.analysis.fusable import step_gaps
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
@@ -148,30 +159,68 @@ def analyze_run(
         guard("serving steps", rank_steps, trace)
         guard("enclosing ops", trace.once, enclosing_op)
         give_back()
-    with beside(slow_parts_aside, events, cores) as wait:
+    with beside(lambda: [slow_parts()], worth) as wait:
         parts = {}
         for item in others:
             progress(f"analyzing {item.name}")
             parts[item.name] = part_of(item)
-        if not is_worth(events, cores):
+        if not worth:
             parts |= slow_parts()
         # The parts say it all.
         trace.forget()
         give_back()  # to have room for what is combined beside the copy
-
-        def parts_of(name: str) -> list[Any]:
-            if name not in parts:
-                give_back()
-                (of_slow,) = wait() or (slow_parts(),)
-                parts.update(of_slow)
-            return [parts.pop(name)]
-
+        combining = Combining(analyzers, lambda name: [parts.pop(name)], **options)
         # Meanwhile what waits for no slow part is combined.
-        results = combined(sorted(analyzers, key=_waits), parts_of, **options)
-    by_name = {result.analyzer: result for result in results}
-    return [by_name[item.name] for item in analyzers]
+        combining.combine([item for item in combining.missing if not _waits(item)])
+        if worth:
+            give_back()
+            (of_slow,) = wait() or (slow_parts(),)
+            parts |= of_slow
+    # What is left of one trace is little, unless a page is made of it.
+    made = combine(combining, ahead, worth=worth and ahead is not None)
+    return combining.results, made
 
 
 def _waits(item: Analyzer | Shared) -> bool:
     """Whether the result of an analyzer waits for a slow part, its own or one of what it needs."""
     return item.slow or any(map(_waits, item.requires))
+
+
+def combine(combining: Combining, ahead: Ahead | None, *, worth: bool) -> Prepared:
+    """Combine all that is missing; a copy makes what waits for no replay of the run, which takes long.
+
+    Args:
+        combining: with the parts of all ranks.
+        ahead: called in the copy with all results but those that replay the run.
+        worth: whether the work is worth a copy.
+
+    Returns:
+        what `ahead` made, nothing where it was not called.
+    """
+    from tracelens.analysis import with_required
+
+    replaying = combining.replaying()
+    worth = worth and bool(replaying)
+    if worth:  # what both need
+        shared = {name for item in replaying for name in item.shared}
+        combining.combine(
+            [item for item in combining.missing if item.name in shared and item not in replaying]
+        )
+        give_back()  # what reading took, of which each process would keep some
+    others = [item for item in combining.missing if item not in replaying]
+    required = with_required(replaying)
+    turns = [[item for item in others if (item in required) == first] for first in (True, False)]
+
+    def aside() -> Iterator[Any]:
+        for items in turns:  # first what the other process waits for
+            yield combining.combine(items)
+        if ahead is not None:
+            yield ahead(combining.results)
+
+    with beside(aside, worth) as wait:
+        for _ in turns if worth else ():
+            combining.combine(combining.ready(replaying))
+            for made in wait():
+                combining.take(made)
+        combining.combine(combining.missing)
+        return next(iter(wait()), {})

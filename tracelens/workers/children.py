@@ -7,7 +7,6 @@ embedding server can all load traces, and a child imports neither the caller's m
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,14 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tracelens.errors import TracelensError
 from tracelens.native import core
 from tracelens.read import is_url
+from tracelens.workers.cores import jobs
 
 if TYPE_CHECKING:
     from tracelens.workers.tasks import Executor
 
-_JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
 DECODE = "from tracelens.read.json.pool import main; main()"
 """What a child that decodes runs: it serves one trace after the other (see pool.py)."""
 _SERVE = "from tracelens.workers.tasks import serve; serve()"
@@ -53,7 +51,8 @@ class Children:
             else:
                 with suppress(OSError):  # opening it says why
                     size += os.stat(file).st_size
-        count = min(jobs() - 1, most) if sys.executable and size >= _WORTH_BYTES else 0
+        others = jobs() - 1
+        count = min(others, most) if sys.executable and size >= _WORTH_BYTES else 0
         # The native core decodes in threads of this process instead.
         is_native = serve == DECODE and core() is not None
         self.threads, count = (count, 0) if is_native else (0, count)
@@ -88,17 +87,6 @@ class Children:
                     with suppress(BrokenPipeError):  # a child that died has unread bytes in its pipe
                         stream.close()
             process.wait()
-
-
-def jobs() -> int:
-    """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
-    configured = os.environ.get("TRACELENS_JOBS", "")
-    if configured:
-        if not _JOBS.fullmatch(configured):
-            raise TracelensError(f"TRACELENS_JOBS={configured!r}: give a number of processes, 1 to 999")
-        return int(configured)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
 from tracelens.packing import PackedPart
 from tracelens.read import BESIDE, GraphSources, SideTraces
+from tracelens.workers.aside import combine
+from tracelens.workers.cores import can_copy
 from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from tracelens.table import Result
     from tracelens.trace import Run, Trace, TraceMeta
+    from tracelens.workers.aside import Ahead, Prepared
 
 
 _CONNECT_S = 10
@@ -173,8 +176,10 @@ def analyze_files(
     partial: bool = False,
     graphs: GraphSources = BESIDE,
     park: ParkedTraces | None = None,
+    fork: bool = False,
+    ahead: Ahead | None = None,
     **options: Any,
-) -> tuple[list[Portion], list[Result]]:
+) -> tuple[list[Portion], list[Result], Prepared]:
     """Analyze the ranks of one job.
 
     Args:
@@ -186,15 +191,17 @@ def analyze_files(
         partial: whether ranks may be missing between others.
         graphs: captures and twin from which graph launches are attributed.
         park: where the traces go, for those who want them afterwards.
+        fork: whether a copy of this process may do some of the work.
+        ahead: as for `combine`.
         options: of the analyzers.
 
     Returns:
-        what is known of each rank, in order of rank, and one result an analyzer.
+        what is known of each rank, in order of rank; one result an analyzer; and what `ahead` made.
 
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analysis import ANALYZERS, MANY_RANKS, combined
+    from tracelens.analysis import ANALYZERS, MANY_RANKS, Combining
     from tracelens.trace import check_ranks, named_ranks
 
     tasks = [
@@ -212,6 +219,10 @@ def analyze_files(
     ]
     portions: list[Portion] = []
     parts_file = PartsFile() if len(files) >= MANY_RANKS else None
+    # Of many ranks memory counts more than time; where there are no processes, there is little to do.
+    worth = (
+        fork and parts_file is None and isinstance(execute, Local) and bool(execute.processes) and can_copy()
+    )
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)
@@ -227,11 +238,14 @@ def analyze_files(
             raise ParseError(portion.meta.path, "its rank is ambiguous; name the files rank<N>.json")
     portions.sort(key=lambda portion: portion.rank)
 
-    def parts_of(name: str) -> list[Any]:
-        progress(f"combining {name}")
-        return [portion.take(name) for portion in portions]
-
-    return portions, combined([ANALYZERS.get(name) for name in names], parts_of, **options)
+    progress("combining all ranks")
+    combining = Combining(
+        [ANALYZERS.get(name) for name in names],
+        lambda name: [portion.take(name) for portion in portions],
+        **options,
+    )
+    made = combine(combining, ahead, worth=worth)
+    return portions, combining.results, made
 
 
 def carry_out(task: Task, side_traces: SideTraces, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
@@ -298,8 +312,11 @@ class Local:
         for task in tasks:
             if task not in stdin_tasks:
                 self._waiting.put(task)
-        for process in self.processes:
-            threading.Thread(target=self._feed, args=(process,), daemon=True).start()
+        threads = [
+            threading.Thread(target=self._feed, args=(process,), daemon=True) for process in self.processes
+        ]
+        for thread in threads:
+            thread.start()
         unanswered, side_traces = len(tasks), SideTraces()
         while unanswered:
             answers: list[Answer] = []
@@ -313,6 +330,9 @@ class Local:
                 if isinstance(answer, TracelensError):
                     raise answer
                 yield from answer
+        for thread in threads:  # with nothing left to do; without them this process can be copied
+            thread.join()
+        self.processes = ()
 
     def _next(self) -> Task | None:
         try:
@@ -321,7 +341,7 @@ class Local:
             return None
 
     def _feed(self, process: subprocess.Popen[bytes]) -> None:
-        """Give a child one task after the other and pass its answers on."""
+        """Give a child one task after the other and pass its answers on; at the end it is let go."""
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -335,6 +355,8 @@ class Local:
                 problem = f"the process that read {task.path} died (exit code {code}); try TRACELENS_JOBS=1"
                 self._done.put(TracelensError(problem))
                 return
+        with suppress(OSError, ValueError):
+            stdin.close()
 
 
 def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,9 @@ from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.interactive import (
+    Derived,
     Interactive,
+    all_rows,
     compressed,
     elements,
     page_bytes,
@@ -33,7 +35,7 @@ from tracelens.rendering.interactive import (
     specification,
     views,
 )
-from tracelens.rendering.picture import picture
+from tracelens.rendering.picture import ANALYZER, Picture, picture
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.summary import answer, result_summary
 from tracelens.rendering.tables import (
@@ -51,7 +53,7 @@ from tracelens.rendering.tables import (
     tile_value,
 )
 from tracelens.rendering.templates import ASSETS, environment
-from tracelens.table import Report, Result
+from tracelens.table import Report, Result, Skip
 
 STATIC_ROWS = 100
 """Rows of a table that stand in the page as HTML: what is seen at once, in print and without scripts."""
@@ -85,43 +87,80 @@ class PageSection(NamedTuple):
     answer: str  # the sentence that `tracelens analyze` begins with; "" where the headline has its figures
     doc: str
     meta: list[tuple[str, str]]
-    figures: list[tuple[str, str, int]]
+    figures: Sequence[tuple[str, str, int]]
     grids: list[Grid]
     details: str
     skips: list[tuple[str, str]]
 
 
-@renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
-def files(report: Report) -> Mapping[str, bytes]:
-    """The page; plotly.js (4.8 MB, compressed) is part of it only when there is a figure."""
-    step = picture(report)
-    figures: dict[str, list[Figure]] = {}
-    results = []
-    for result in report.results:
+class PagePart(NamedTuple):
+    """What a page has of one result, made without a look at the others."""
+
+    picture: Picture | None  # that stands on top of the page
+    figures: list[Figure]
+    skips: tuple[Skip, ...]  # figures that cannot be drawn
+    tables: dict[str, Derived]
+    grids: list[Grid]
+    rows: dict[str, bytes]  # of all tables, packed, by payload
+
+
+def page_parts(results: Sequence[Result]) -> dict[str, PagePart]:
+    """What a page has of results, by analyzer."""
+    step = picture(results)
+    made = {}
+    for result in results:
         shown = result
         if step is not None and result.analyzer == "timeline":
             # The picture shows the streams over time.
             without_strip = {name: table for name, table in result.data.items() if name != "strip"}
             shown = replace(result, data=without_strip)
-        figures[result.analyzer], kept = drawn(shown)
-        results.append(replace(kept, data=result.data))
+        figures, drawn_result = drawn(shown)
+        tables = views(result)
+        made[result.analyzer] = PagePart(
+            step if result.analyzer == ANALYZER else None,
+            figures,
+            drawn_result.skips[len(result.skips) :],
+            {name: item.derived for name, item in tables.items()},
+            grids(result, tables, STATIC_ROWS),
+            all_rows(tables.values()),
+        )
+    return made
+
+
+@renderer(
+    "html",
+    suffix=".html",
+    doc="a self-contained page with figures, sortable tables and trees",
+    prepare=page_parts,
+)
+def files(report: Report) -> Mapping[str, bytes]:
+    """The page; plotly.js (4.8 MB, compressed) is part of it only when there is a figure."""
+    made = {**report.prepared.get("html", {})}
+    made |= page_parts([result for result in report.results if result.analyzer not in made])
+    step = next((part.picture for part in made.values() if part.picture is not None), None)
+    packing = Thread(target=_packed_plotly)  # takes as long as the page
+    if any(part.figures for part in made.values()):
+        packing.start()
+    results = (
+        replace(result, skips=(*result.skips, *made[result.analyzer].skips)) for result in report.results
+    )
     report = replace(report, results=tuple(results))
     incomplete = banner(report.failures)
     report = for_people(report, parts=True)
     placed: list[Figure] = []
-    packing = Thread(target=_packed_plotly)  # takes as long as the sections do
-    if any(figures.values()):
-        packing.start()
-    tables = {result.analyzer: views(result) for result in report.results}
+    tables: list[Interactive] = []
     sections = []
     for result in report.results:
+        part = made.get(result.analyzer)  # none of what all results lack
         anchors = []
-        for figure in figures.get(result.analyzer, []):
+        for figure in part.figures if part else ():
             layout = dict(figure["layout"])
             caption = str(layout.pop("title", {}).get("text", ""))
             anchors.append((f"figure-{len(placed)}", caption, int(layout["height"])))
             placed.append({"data": figure["data"], "layout": layout})
-        sections.append(section(result, tables[result.analyzer], STATIC_ROWS, figures=anchors))
+        if part:
+            tables += [item for item in views(result, part.tables).values() if item.is_grid]
+        sections.append(section(result, part.grids if part else [], anchors))
     names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
     script = "".join(asset(f"js/{name}.js") for name in names).encode()
     plotly, digests = b"", [digest(script)]
@@ -166,11 +205,11 @@ def files(report: Report) -> Mapping[str, bytes]:
         head += [*_json("picture-data", step.data), elements(step.payloads)]
     foot = [b"<script>", script, b"</script>\n", after.encode()]
     # What the script needs of tables: what they are, and their rows, as far as the page has room for them.
-    grids = [table for of_result in tables.values() for table in of_result.values() if table.is_grid]
-    ranks, steps = selectable(grids)
+    ranks, steps = selectable(tables)
     room = page_bytes(len(ranks)) - sum(map(len, (*head, *foot))) - _HEADERS_BYTES
-    packed, held = payloads(grids, max(room, _LEAST_BYTES))
-    of_tables = {item.id: specification(item, held) for item in grids}
+    whole = {name: rows for part in made.values() for name, rows in part.rows.items()}
+    packed, held = payloads(tables, max(room, _LEAST_BYTES), whole)
+    of_tables = {item.id: specification(item, held) for item in tables}
     head += _json("tables", {"ranks": ranks, "steps": steps, "tables": of_tables})
     return {"report.html": b"".join((*head, elements(packed), *foot))}
 
@@ -183,19 +222,18 @@ def _json(name: str, content: Any) -> tuple[bytes, ...]:
     )
 
 
-def section(
-    result: Result,
-    tables: Mapping[str, Interactive],
-    rows: int,
-    *,
-    figures: list[tuple[str, str, int]] | None = None,
-    controls: bool = True,
-) -> PageSection:
-    """One result, ready for a template, with so many rows of each table as HTML.
+def grids(
+    result: Result, tables: Mapping[str, Interactive], rows: int, *, controls: bool = True
+) -> list[Grid]:
+    """So many rows of each table as HTML, with the `controls` that the page's script brings to life."""
+    return [
+        grid(result, name, table.first, rows, buttons=controls, names=table.names if controls else None)
+        for name, table in tables.items()
+    ]
 
-    `figures` are anchor, caption and height of those of a page; `controls` what the page's script brings to
-    life.
-    """
+
+def section(result: Result, grids: list[Grid], figures: Sequence[tuple[str, str, int]] = ()) -> PageSection:
+    """One result, ready for a template; `figures` are anchor, caption and height of those of a page."""
     return PageSection(
         id=result.analyzer,
         title=result.title,
@@ -204,11 +242,8 @@ def section(
         answer=_answer(result),
         doc=result.doc,
         meta=meta_items(result.meta),
-        figures=figures or [],
-        grids=[
-            grid(result, name, table.first, rows, buttons=controls, names=table.names if controls else None)
-            for name, table in tables.items()
-        ],
+        figures=figures,
+        grids=grids,
         details=details(result),
         skips=skipped(result),
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from tracelens.arrays import unique
 from tracelens.rendering.figures import Figure, drawn
-from tracelens.rendering.formats.html import PageSection, asset, inert, section
+from tracelens.rendering.formats.html import PageSection, asset, grids, inert, section
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.formats.markdown import summary_lines
 from tracelens.rendering.interactive import ROWS, views
@@ -113,7 +113,7 @@ def fragment(result: Result) -> str:
 
 
 def _section(result: Result) -> PageSection:
-    return section(result, views(result), FIRST_ROWS, controls=False)
+    return section(result, grids(result, views(result), FIRST_ROWS, controls=False))
 
 
 def _part(

@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "findings": BASE | {"table", "trace", "devices", "analysis", "what_if"},
     "opportunities": BASE
     | {"table", "trace", "costs", "devices", "analysis", "planner", "what_if", "findings"},
-    "reproducers": BASE | {"table", "trace", "costs", "devices", "analysis", "findings", "outputs"},
+    "reproducers": BASE | {"table", "trace", "read", "costs", "devices", "analysis", "findings", "outputs"},
     "merge": BASE | {"trace", "outputs"},
     "workers": BASE | {"table", "trace", "read", "analysis"},
     "rendering": BASE | {"table", "outputs"},
@@ -100,7 +100,7 @@ FLOORS = (
     {"wide"},
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
-PAST_THE_DOOR = 533
+PAST_THE_DOOR = 532
 """Imports of tests that still reach past a door. It may fall, never rise."""
 # What `import tracelens` may run: these import neither pandas nor numpy.
 LIGHT = {

@@ -8,14 +8,18 @@ from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path, same_bytes
+    from tracelens.read.noted import NotedArgument, NotedCall, NotedFile, values_beside
     from tracelens.read.parser import BESIDE, PARSERS, GraphSources, SideTraces, parse, sources_of_sides
-    from tracelens.read.source import open_source, values_beside
+    from tracelens.read.source import open_source
 
 __all__ = [
     "BESIDE",
     "MAGIC",
     "PARSERS",
     "GraphSources",
+    "NotedArgument",
+    "NotedCall",
+    "NotedFile",
     "SideTraces",
     "TraceFiles",
     "is_url",
@@ -31,7 +35,8 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "read.files": "MAGIC TraceFiles same_bytes is_url local_path",
+        "read.noted": "NotedArgument NotedCall NotedFile values_beside",
         "read.parser": "BESIDE GraphSources PARSERS SideTraces parse sources_of_sides",
-        "read.source": "open_source values_beside",
+        "read.source": "open_source",
     },
 )

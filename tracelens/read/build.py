@@ -16,7 +16,6 @@ from tracelens.dtypes import element_bytes
 from tracelens.errors import ParseError
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.gloo import host_side
-from tracelens.read.groups import group_rows
 from tracelens.read.header import (
     device_names,
     distributed,
@@ -41,6 +40,7 @@ from tracelens.read.json import (
     plain_text,
     summable,
 )
+from tracelens.read.noted import group_rows
 from tracelens.table import Coded, Table, nearest
 from tracelens.trace import (
     COLLECTIVES,

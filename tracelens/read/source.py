@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from tracelens.errors import Damage, DamageKind, ParseError, suggestion
-from tracelens.filenames import TRACE_SUFFIXES, VALUES, kinds_among
+from tracelens.filenames import TRACE_SUFFIXES, kinds_among
 from tracelens.limits import limits, open_input
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _SOME_BLOCKS = 4 * BLOCK
 # Four bytes of zstd can stand for 128 KiB, and its decompressor returns all that its input stands for.
 _ZSTD_INPUT = 512
 _IGNORED = ("__MACOSX/", ".DS_Store")
-_VALUES_BYTES = 96 << 20
 _FREE_BYTES = 8 << 20
 """Any input may inflate to so much, whatever its ratio."""
 
@@ -243,23 +242,6 @@ def open_source(path: str) -> list[Source]:
         if not sources and path != "-":
             stream.close()
     return sources
-
-
-def values_beside(path: str) -> tuple[str, bytes] | None:
-    """The file with values beside a trace, and what it holds: b"" where that is more than anybody records."""
-    base = path.removesuffix(".gz").removesuffix(".zst")
-    file = f"{base.removesuffix('.json')}{VALUES}"
-    if not base.endswith(".json") or not os.path.isfile(file):
-        return None
-    data = b""
-    with suppress(ParseError):
-        (source, *_) = open_source(file)
-        for block in source.blocks():
-            data += block
-            if len(data) > _VALUES_BYTES:
-                source.close()
-                return file, b""
-    return file, data
 
 
 def _size(stream: IO[bytes]) -> int:

@@ -9,15 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 
 from tracelens.arrays import Int
 from tracelens.dtypes import element_bytes, torch_dtype
 from tracelens.errors import TracelensError
+from tracelens.read import NotedArgument, NotedCall, NotedFile
 from tracelens.trace import Trace, Work, decoded
 
 NUMBERS = ("float64", "int64", "bool", "complex128")
@@ -52,75 +51,6 @@ class Unreplayable(TracelensError):
     """No script can be made of this call; the message says why, without a name or a full stop."""
 
 
-_Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
-_Text = Annotated[str, Meta(pattern=r"\A\w{0,32}\Z")]
-_Source = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16})?\Z")]
-_Value = bool | int | float | _Text | None
-
-
-class NotedArgument(Struct, frozen=True):
-    """What the recorder noted of an argument: a tensor if it has a dtype, a list of them, or a value."""
-
-    shape: Annotated[tuple[_Number, ...], Meta(max_length=32)] = ()
-    dtype: _Text = ""
-    stride: Annotated[tuple[_Number, ...], Meta(max_length=32)] | None = None
-    sizes: tuple[_Number, ...] = ()  # of the groups whose ends it holds
-    # how often an index occurs, and how many of them do
-    hits: Annotated[tuple[tuple[_Number, _Number], ...], Meta(max_length=256)] = ()
-    sorted: bool = False  # whether the indices never fall
-    # number of the argument before it that is the same tensor or list
-    same: Annotated[int, Meta(ge=0, le=63)] | None = None
-    # bits of the number of bytes that calls touched since it was touched; None for more than caches hold
-    age: Annotated[int, Meta(ge=0, le=63)] | None = None
-    count: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # of such tensors in a row of a list
-    tensors: Annotated[tuple[NotedArgument, ...], Meta(max_length=1 << 16)] = ()
-    value: _Value | tuple[_Value, ...] = None
-    below: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None  # what whole numbers of a tensor are below
-
-    @property
-    def work(self) -> int:
-        """What calls of the same shapes are ordered by: elements of a list, the largest group, most hits."""
-        elements = sum(prod(tensor.shape) * tensor.count for tensor in self.tensors)
-        return elements + max(self.sizes, default=0) + max((times for times, _ in self.hits), default=0)
-
-    @property
-    def listed(self) -> list[TensorArgument | None]:
-        """The tensors of a list; raises as `read_arguments`."""
-        if sum(run.count for run in self.tensors) > _LONGEST:
-            raise Unreplayable(f"a list of over {_LONGEST:,} tensors")
-        return [tensor for run in self.tensors for tensor in [run.made if run.dtype else None] * run.count]
-
-    @property
-    def made(self) -> TensorArgument:
-        """The tensor; raises as `read_arguments`."""
-        if not torch_dtype(self.dtype):
-            raise Unreplayable(f"element type {self.dtype!r} is not supported for tensors")
-        tensor = _tensor_argument(torch_dtype(self.dtype), list(self.shape), list(self.stride or ()))
-        return replace(tensor, noted=self)
-
-
-class NotedCall(Struct, frozen=True):
-    """Calls of equal arguments in the step that the recorder noted."""
-
-    op: Annotated[str, Meta(max_length=200)]
-    count: Annotated[int, Meta(ge=1, le=1 << 40)]
-    arguments: Annotated[tuple[NotedArgument | None, ...], Meta(max_length=64)]
-    source: _Source = ""  # of a generated Triton kernel, whose name `op` is
-
-    @property
-    def ages(self) -> tuple[int | None, ...]:
-        return tuple(argument.age if argument else None for argument in self.arguments)
-
-
-class NotedFile(Struct):
-    """A file that `tracelens.recording.values` describes."""
-
-    schema: Literal["tracelens.values/1"]
-    calls: list[NotedCall]
-    cut: str = ""
-    sources: dict[_Source, Annotated[str, Meta(max_length=1 << 20)]] = {}  # files of generated kernels
-
-
 class NotedCalls:
     """What is known of the calls of a run beyond its traces, by op and shapes."""
 
@@ -136,10 +66,7 @@ class NotedCalls:
 
     def read(self, content: bytes) -> None:
         """Add those of a file; raises TracelensError for one that the recorder did not write."""
-        try:
-            file = msgspec.json.decode(content, type=NotedFile)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise TracelensError("not a file of values that tracelens wrote") from None
+        file = NotedFile.read(content)
         self.cuts += [file.cut[:200]] if file.cut else []
         self.sources |= file.sources
         for call in file.calls:
@@ -251,7 +178,7 @@ def read_arguments(
         dim, step = _element(dims, index), _element(steps, index)
         known = noted.arguments[index] if noted and index < len(noted.arguments) else None
         if known and known.tensors and (name == _LIST or name in _VALUES):
-            arguments.append(known.listed)
+            arguments.append(noted_list(known))
         elif name == _LIST:
             if not isinstance(dim, list) or not all(isinstance(sizes, list) for sizes in dim):
                 raise Unreplayable("a tensor list without a list of shapes")
@@ -278,6 +205,23 @@ def read_arguments(
     if not tensors(arguments):
         raise Unreplayable(LONG_LIST if _LIST in types else "no tensor among its recorded arguments")
     return arguments
+
+
+def noted_list(noted: NotedArgument) -> list[TensorArgument | None]:
+    """The tensors of a list as the recorder noted them; raises as `read_arguments`."""
+    if sum(run.count for run in noted.tensors) > _LONGEST:
+        raise Unreplayable(f"a list of over {_LONGEST:,} tensors")
+    return [
+        tensor for run in noted.tensors for tensor in [noted_tensor(run) if run.dtype else None] * run.count
+    ]
+
+
+def noted_tensor(noted: NotedArgument) -> TensorArgument:
+    """A tensor as the recorder noted it; raises as `read_arguments`."""
+    dtype = torch_dtype(noted.dtype)
+    if not dtype:
+        raise Unreplayable(f"element type {noted.dtype!r} is not supported for tensors")
+    return replace(_tensor_argument(dtype, list(noted.shape), list(noted.stride or ())), noted=noted)
 
 
 def tensors(arguments: Sequence[Argument]) -> list[TensorArgument]:

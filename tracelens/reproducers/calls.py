@@ -21,12 +21,12 @@ from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import DETECTORS, JOB, Detection, RankContext
+from tracelens.read import NotedCall
 from tracelens.reproducers.arguments import (
     LONG_LIST,
     NO_SHAPES,
     OP,
     RECORDED,
-    NotedCall,
     NotedCalls,
     Unreplayable,
     complete,

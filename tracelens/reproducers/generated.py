@@ -11,11 +11,12 @@ import numpy as np
 
 from tracelens.arrays import Int, unique
 from tracelens.dtypes import element_bytes
+from tracelens.read import NotedCall
 from tracelens.reproducers.arguments import (
     Argument,
-    NotedCall,
     NotedCalls,
     Unreplayable,
+    noted_tensor,
     same_tensors,
     tensors,
 )
@@ -60,7 +61,7 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
             value = known.value if known else None
             arguments.append([*value] if isinstance(value, tuple) else value)
         else:
-            tensor = replace(known.made, noted=None)
+            tensor = replace(noted_tensor(known), noted=None)
             arguments.append(tensor.made("indices", known.below) if known.below else tensor)
     inputs = tensors(arguments)
     same = same_tensors(arguments, call)

@@ -1,4 +1,4 @@
-"""Made while the package is built: compiled templates, and the native core where there is a C++ compiler."""
+"""Made while the package is built: compiled templates, parsed data, and the native core where it compiles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "tracelens/native"
 TEMPLATES = "tracelens/rendering/templates.py"
+DATA = "tracelens/bundled.py"
 PURE = "TRACELENS_PURE"
 STABLE_ABI = "0x030B0000"  # of Python 3.11: one extension for this and all later versions
 COMPILE_S = 300
@@ -34,6 +36,7 @@ class CompiledParts(BuildHookInterface[Any]):
         self._scratch = tempfile.TemporaryDirectory(prefix="tracelens-build-")
         root, scratch, editable = Path(self.root), Path(self._scratch.name), version == "editable"
         add_templates(root, scratch, editable, build_data)
+        add_data(root, scratch, editable, build_data)
         try:
             add_core(root, scratch, editable, build_data)
         except CompileError as error:
@@ -46,20 +49,44 @@ class CompiledParts(BuildHookInterface[Any]):
 
 def add_templates(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
     """Compile the templates of the package in `root`, and have them in what is built."""
-    spec = importlib.util.spec_from_file_location("tracelens_templates", root / TEMPLATES)
-    assert spec is not None
-    assert spec.loader is not None
-    templates = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(templates)
+    templates = load(root / TEMPLATES)
     folder: Path = templates.ASSETS / templates.COMPILED
-    target = scratch / templates.digest()
     if editable:
         shutil.rmtree(folder, ignore_errors=True)  # of older templates
-        target = folder / target.name
-    templates.compile_into(target)
+    add_folder(folder / templates.digest(), templates.compile_into, root, scratch, editable, build_data)
+
+
+def add_data(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
+    """Parse the data files of the package in `root`, and have their content in what is built."""
+    data = load(root / DATA)
+    if editable:
+        shutil.rmtree(data.COMPILED, ignore_errors=True)  # of older files
+    add_folder(data.COMPILED, data.compile_into, root, scratch, editable, build_data)
+
+
+def load(path: Path) -> Any:
+    """A module of the package, which is not installed."""
+    spec = importlib.util.spec_from_file_location(f"tracelens_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def add_folder(
+    folder: Path,
+    compile_into: Callable[[Path], None],
+    root: Path,
+    scratch: Path,
+    editable: bool,
+    build_data: dict[str, Any],
+) -> None:
+    """Compile what the package in `root` looks for in a folder, and have it in what is built."""
+    target = folder if editable else scratch / folder.name
+    compile_into(target)
     if not editable:
-        inside = (folder / target.name).relative_to(root)
-        build_data["force_include"][str(target)] = inside.as_posix()
+        build_data["force_include"][str(target)] = folder.relative_to(root).as_posix()
 
 
 def add_core(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:

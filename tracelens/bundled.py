@@ -1,8 +1,8 @@
 """Data files of the package: TOML, parsed when the package is built.
 
 Parsing the rules and rates that a report needs takes 10 ms. `hatch_build.py` writes the content of each file
-as JSON to a folder, under a name with a digest of its text; a file that has changed since is parsed when it is
-needed.
+as JSON to a folder, under a name with a digest of its text; a file that has changed since is parsed when it
+is needed.
 
 This module is run by the build hook, too, where the package is not installed: it imports nothing of it.
 """

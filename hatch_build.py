@@ -1,4 +1,4 @@
-"""Made while the package is built: compiled templates, parsed data, and the native core where it compiles."""
+"""Made while the package is built: what its modules compile, and the native core where a compiler is."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "tracelens/native"
-TEMPLATES = "tracelens/rendering/templates.py"
-DATA = "tracelens/bundled.py"
+COMPILERS = ("tracelens/bundled.py", "tracelens/rendering/plotly_js.py", "tracelens/rendering/templates.py")
+"""Modules of the package that compile something into a folder."""
 PURE = "TRACELENS_PURE"
 STABLE_ABI = "0x030B0000"  # of Python 3.11: one extension for this and all later versions
 COMPILE_S = 300
@@ -35,8 +34,8 @@ class CompiledParts(BuildHookInterface[Any]):
         """Compile it, the core if that can be done here."""
         self._scratch = tempfile.TemporaryDirectory(prefix="tracelens-build-")
         root, scratch, editable = Path(self.root), Path(self._scratch.name), version == "editable"
-        add_templates(root, scratch, editable, build_data)
-        add_data(root, scratch, editable, build_data)
+        for name in COMPILERS:
+            add_compiled(name, root, scratch, editable, build_data)
         try:
             add_core(root, scratch, editable, build_data)
         except CompileError as error:
@@ -47,44 +46,20 @@ class CompiledParts(BuildHookInterface[Any]):
         self._scratch.cleanup()
 
 
-def add_templates(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
-    """Compile the templates of the package in `root`, and have them in what is built."""
-    templates = load(root / TEMPLATES)
-    folder: Path = templates.ASSETS / templates.COMPILED
-    if editable:
-        shutil.rmtree(folder, ignore_errors=True)  # of older templates
-    add_folder(folder / templates.digest(), templates.compile_into, root, scratch, editable, build_data)
-
-
-def add_data(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
-    """Parse the data files of the package in `root`, and have their content in what is built."""
-    data = load(root / DATA)
-    if editable:
-        shutil.rmtree(data.COMPILED, ignore_errors=True)  # of older files
-    add_folder(data.COMPILED, data.compile_into, root, scratch, editable, build_data)
-
-
-def load(path: Path) -> Any:
-    """A module of the package, which is not installed."""
+def add_compiled(name: str, root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
+    """Have what a module of the package in `root` compiles in what is built."""
+    path = root / name
     spec = importlib.util.spec_from_file_location(f"tracelens_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
-
-
-def add_folder(
-    folder: Path,
-    compile_into: Callable[[Path], None],
-    root: Path,
-    scratch: Path,
-    editable: bool,
-    build_data: dict[str, Any],
-) -> None:
-    """Compile what the package in `root` looks for in a folder, and have it in what is built."""
-    target = folder if editable else scratch / folder.name
-    compile_into(target)
+    folder: Path = module.COMPILED
+    target = scratch / path.stem
+    if editable:
+        shutil.rmtree(folder, ignore_errors=True)  # of older sources
+        target = folder
+    module.compile_into(target)
     if not editable:
         build_data["force_include"][str(target)] = folder.relative_to(root).as_posix()
 

@@ -32,7 +32,8 @@ RERUNS = --reruns 1 --only-rerun TimeoutException --only-rerun WebDriverExceptio
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(RERUNS)
 # What the package is built with, and what is compiled then.
 BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
-	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2)
+	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2) \
+	tracelens/rendering/plotly_js.py tracelens/bundled.py $(wildcard tracelens/*/*.toml tracelens/*/*/*.toml tracelens/*/*/*/*.toml)
 
 # Containers often say that Python shall write no bytecode. Each of some hundred processes that tests start
 # would then compile the package again, and pytest all tests.
@@ -108,7 +109,7 @@ lock: ## write requirements*.txt, the pins of constraints.txt with hashes (needs
 
 clean: ## remove the virtual environment and everything that can be remade
 	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis \
-		tracelens/native/*.so tracelens/rendering/assets/compiled
+		tracelens/native/*.so tracelens/compiled tracelens/rendering/compiled tracelens/rendering/assets/compiled
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: the environment is made again only when its inputs change. requirements*.txt list all of it.

@@ -1,4 +1,4 @@
-"""Made while the package is built: compiled templates, and the native core where there is a C++ compiler."""
+"""Made while the package is built: what its modules compile, and the native core where a compiler is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "tracelens/native"
-TEMPLATES = "tracelens/rendering/templates.py"
+COMPILERS = ("tracelens/bundled.py", "tracelens/rendering/plotly_js.py", "tracelens/rendering/templates.py")
+"""Modules of the package that compile something into a folder."""
 PURE = "TRACELENS_PURE"
 STABLE_ABI = "0x030B0000"  # of Python 3.11: one extension for this and all later versions
 COMPILE_S = 300
@@ -33,7 +34,8 @@ class CompiledParts(BuildHookInterface[Any]):
         """Compile it, the core if that can be done here."""
         self._scratch = tempfile.TemporaryDirectory(prefix="tracelens-build-")
         root, scratch, editable = Path(self.root), Path(self._scratch.name), version == "editable"
-        add_templates(root, scratch, editable, build_data)
+        for name in COMPILERS:
+            add_compiled(name, root, scratch, editable, build_data)
         try:
             add_core(root, scratch, editable, build_data)
         except CompileError as error:
@@ -44,22 +46,22 @@ class CompiledParts(BuildHookInterface[Any]):
         self._scratch.cleanup()
 
 
-def add_templates(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
-    """Compile the templates of the package in `root`, and have them in what is built."""
-    spec = importlib.util.spec_from_file_location("tracelens_templates", root / TEMPLATES)
+def add_compiled(name: str, root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
+    """Have what a module of the package in `root` compiles in what is built."""
+    path = root / name
+    spec = importlib.util.spec_from_file_location(f"tracelens_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    templates = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(templates)
-    folder: Path = templates.ASSETS / templates.COMPILED
-    target = scratch / templates.digest()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder: Path = module.COMPILED
+    target = scratch / path.stem
     if editable:
-        shutil.rmtree(folder, ignore_errors=True)  # of older templates
-        target = folder / target.name
-    templates.compile_into(target)
+        shutil.rmtree(folder, ignore_errors=True)  # of older sources
+        target = folder
+    module.compile_into(target)
     if not editable:
-        inside = (folder / target.name).relative_to(root)
-        build_data["force_include"][str(target)] = inside.as_posix()
+        build_data["force_include"][str(target)] = folder.relative_to(root).as_posix()
 
 
 def add_core(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:

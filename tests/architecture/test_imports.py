@@ -3,8 +3,8 @@
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if
         -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors, packing,
-            printable, symbols, units}
+        -> {arrays, bundled, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors,
+            packing, printable, symbols, units}
     opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -28,11 +28,12 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 from tests.garbage import uncollected
 
-BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
+BASE = {"arrays", "bundled", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
 BASE |= {"packing", "printable", "registry", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
+    "bundled": set(),
     "dtypes": set(),
     "filenames": set(),
     "lazy": set(),
@@ -43,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": set(),
     "errors": {"printable", "version"},
     "guard": {"errors"},
-    "limits": {"errors", "namedtuple"},
+    "limits": {"errors"},
     "plugins": {"errors", "guard"},
     "registry": {"errors", "plugins"},
     "table": BASE,

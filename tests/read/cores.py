@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from tracelens.errors import ParseError
 from tracelens.native import PURE
@@ -16,7 +17,7 @@ from tracelens.read.json import Encoded, Splitter, decode_all
 
 def plain(encoded: Encoded) -> dict[str, Any]:
     """All of it, codes of phases as phases: they are numbered as they come."""
-    content = dict(vars(encoded))
+    content = asdict(encoded)
     columns, ops = content.pop("columns"), content.pop("ops")
     phases = content.pop("phases")
     rows = {f"columns.{key}": getattr(columns, key) for key in columns._fields}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tracelens.errors import ParseError
 from tracelens.read import parse, source
 from tracelens.read.json.events import exact_ns
-from tracelens.read.json.text import repair_text
+from tracelens.read.json.mend import repair_text
 from tracelens.trace import Trace
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"

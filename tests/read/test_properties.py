@@ -19,7 +19,7 @@ import tracelens
 from tracelens.errors import ParseError
 from tracelens.read import parse, source
 from tracelens.read.json.events import exact_ns
-from tracelens.read.json.text import repair_text
+from tracelens.read.json.mend import repair_text
 from tracelens.trace import Trace
 
 Json = dict[str, Any]

@@ -4,8 +4,7 @@
     match("AMD Instinct MI300X VF").name        # "mi300x"
     read_device("mine.toml")                    # a file of your own; copy a bundled one and edit it
 
-Devices know no ops. Nothing is read before it is asked for, and of the file of another device only its
-beginning: what was measured is long.
+Devices know no ops. Nothing is read before it is asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from tracelens.bundled import bundled_toml
 from tracelens.devices.files import read_bundled, read_device, read_peaks
 from tracelens.devices.spec import Device
 from tracelens.errors import UnknownName
@@ -111,12 +111,9 @@ def words(name: str) -> tuple[str, ...]:
 @cache
 def _heads() -> tuple[_Head, ...]:
     """Of all bundled files, in the order of their devices."""
-    import tomllib
-
     heads = []
     for path in Path(__file__).parent.glob("*.toml"):
-        top, _, _ = path.read_text(encoding="utf-8").partition("\n[")  # the first table
-        known = tomllib.loads(top)
+        known = bundled_toml(path)
         size = known.get("hbm_bytes", 0)
         order = (known["vendor"], known["hbm_bytes_per_s"], size)
         heads.append(_Head(order, path, known["name"], known["title"], tuple(known["aliases"])))

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, get_args
 
+from tracelens.bundled import bundled_toml
 from tracelens.devices.spec import (
     COLLECTIVES,
     DTYPES,
@@ -55,8 +56,8 @@ _BANDWIDTHS = (
 """Names of bandwidths, see `Bandwidth`."""
 _BANDWIDTH_KEYS = ("name", "ranks", "ranks_per_node", "skew", "size_bytes", "bytes_per_s")
 
-_SOURCES = "\n[source]"
-"""Begins the part of a bundled file that follows its numbers."""
+_EVIDENCE = ("source", "sources", "measured")
+"""Tables that a rated device does without: what its numbers rest on, and what was measured."""
 _LEAST = 1e9
 """In bytes, bytes/s or FLOP/s: no GPU has less, so the number was meant in GB, GB/s or TFLOP/s."""
 _MAY_BE_SMALL = ("units", "cache_bytes")
@@ -73,21 +74,25 @@ def read_device(path: str | PathLike[str]) -> Device:
     Raises:
         TracelensError: no such file, not TOML, or a key is missing, unknown or has no proper value.
     """
-    return _DeviceFile(fspath(path)).device()
+    path = fspath(path)
+    return _DeviceFile(path, _toml(path)).device()
 
 
-def read_bundled(path: str | PathLike[str]) -> Device:
-    """Read a device file in which every number must have a source; raises TracelensError as `read_device`."""
-    device = read_device(path)
+def read_bundled(path: Path) -> Device:
+    """A bundled device, of which every number must have a source; raises TracelensError as `read_device`."""
+    device = _DeviceFile(fspath(path), bundled_toml(path)).device()
     missing = [key for key in numbers(device) if key not in device.sources]
     if missing:
-        raise TracelensError(f"{fspath(path)}: no source for {', '.join(missing)}; add it to [source]")
+        raise TracelensError(f"{path}: no source for {', '.join(missing)}; add it to [source]")
     return device
 
 
-def read_peaks(path: str | PathLike[str]) -> Device:
-    """A bundled device without sources and what was measured: both come last, and take most of the time."""
-    return _DeviceFile(fspath(path), _SOURCES).device()
+def read_peaks(path: Path) -> Device:
+    """A bundled device without sources and what was measured, which take most of the time."""
+    values = bundled_toml(path)
+    return _DeviceFile(
+        fspath(path), {key: value for key, value in values.items() if key not in _EVIDENCE}
+    ).device()
 
 
 def numbers(device: Device) -> dict[str, float]:
@@ -108,24 +113,28 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _toml(path: str) -> dict[str, Any]:
+    """What is in a file that people write."""
+    import tomllib
+
+    try:
+        return tomllib.loads(read_config_file(Path(path)).decode("utf-8"))
+    except FileNotFoundError:
+        problem = "no such file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "not a text file; a device file is TOML"
+    except (ValueError, RecursionError) as error:
+        problem = f"not TOML: {error}"
+    raise TracelensError(f"{path}: {problem}")
+
+
 class _DeviceFile:
     """A device file while it is read: what is in it, and how to say what is wrong with it."""
 
-    def __init__(self, path: str, until: str = "") -> None:
-        import tomllib  # a few ms that a caller who needs no device need not pay
-
-        self.path = path
-        try:
-            text = read_config_file(Path(path)).decode("utf-8")
-            self.values = tomllib.loads(text.partition(until)[0] if until else text)
-        except FileNotFoundError:
-            raise self._wrong("no such file") from None
-        except OSError as error:
-            raise self._wrong(f"cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise self._wrong("not a text file; a device file is TOML") from error
-        except (ValueError, RecursionError) as error:
-            raise self._wrong(f"not TOML: {error}") from error
+    def __init__(self, path: str, values: dict[str, Any]) -> None:
+        self.path, self.values = path, values
 
     def device(self) -> Device:
         self._known(self.values, _KEYS, "key")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.analysis.common import grammar
 from tracelens.analysis.serving import rank_steps
+from tracelens.bundled import bundled_toml
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.limits import read_config_file
@@ -305,7 +305,7 @@ def _settings(trace: Trace) -> dict[str, str]:
 
 @cache
 def _frameworks() -> tuple[_Framework, ...]:
-    entries = tomllib.loads(_FRAMEWORKS.read_text(encoding="utf-8"))["framework"]
+    entries = bundled_toml(_FRAMEWORKS)["framework"]
     return tuple(
         _Framework(
             name=entry["name"],

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, taken
+from tracelens.arrays import Bool, Int, lookup, taken, unique
 from tracelens.dtypes import element_bytes
 from tracelens.errors import ParseError
 from tracelens.limits import LARGEST_COUNT
-from tracelens.read.gloo import host_side
 from tracelens.read.header import (
     device_names,
     distributed,
@@ -47,6 +46,7 @@ from tracelens.trace import (
     EVENT_KINDS,
     EVENTS,
     GPU_KINDS,
+    GPU_SIGNS,
     LAUNCHES,
     LINKS,
     OPS,
@@ -99,6 +99,10 @@ Location = tuple[Int, Int, Int]
 
 POINT_TO_POINT = ("send", "recv")
 _COALESCED = "nccl:coalesced"
+_NCCL = "nccl:"
+"""Begins the names of annotations that only GPUs' communication leaves on the host."""
+# Other calls, which ask for a GPU's properties or wait for it, the profiler itself makes where there is one.
+_GIVES_WORK = re.compile("launch|memcpy|memset|enqueue|append", re.IGNORECASE)
 
 
 def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
@@ -148,8 +152,11 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     link, linked = _linked(table, dialect, gpu, calls, (pids, tids), (pid, tid, start))
     ops = _ops(table, rows, kind)
     keys = splitter.header | splitter.tail
-    host = host_side(table, rows, kind, (thread, tid, end), calls, distributed(keys))
-    link, records = host or (link, table.collectives)
+    records, cpu_only = table.collectives, _is_cpu_only(table, rows, kind, calls)
+    if cpu_only:
+        from tracelens.read.gloo import host_side  # few traces are
+
+        link, records = host_side(table, rows, kind, (thread, tid, end), calls, distributed(keys))
     link["call_id"] = np.full(len(link["op_id"]), -1, dtype=np.int64)
     # What ops inside a backward node run belongs to that node's forward op.
     op_rows = ops.array("event_id")
@@ -211,8 +218,8 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         damage=splitter.damage,
         problems=(*splitter.problems, *notes, *unread, *unreadable, *not_read),
         losses=reported_losses(keys),
-        cpu_only=host is not None,
-        no_work="" if host is not None or gpu.any() else dialect.no_work,
+        cpu_only=cpu_only,
+        no_work="" if cpu_only or gpu.any() else dialect.no_work,
         threads=threads,
         pace=pace,
         software=software_of(keys),
@@ -280,6 +287,16 @@ def _on_gpu(kind: Int) -> Bool:
     """Which events are of the GPU, by their kinds."""
     mask: Bool = np.array([name in GPU_KINDS for name in EVENT_KINDS]).take(kind)
     return mask
+
+
+def _is_cpu_only(table: Encoded, rows: EventRows, kind: Int, calls: Calls) -> bool:
+    """Whether a trace has ops and no sign of a GPU: the work is that of the host."""
+    if not calls.is_op.any() or np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_SIGNS]).any():
+        return False
+    launched = unique(rows.table.name[kind == EVENT_KINDS.index("launch")])
+    if any(_GIVES_WORK.search(table.names[code]) for code in launched):
+        return False
+    return not any(name.startswith(_NCCL) for name in table.names)
 
 
 def _count(counter: Counter[str], reason: str, mask: Bool) -> None:

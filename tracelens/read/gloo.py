@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.dtypes import scalar_type
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.header import THREADS_KEY, ranks_of_header, valid_ranks
 from tracelens.read.json import CollectiveRow, Encoded, integer
-from tracelens.trace import EVENT_KINDS, GPU_SIGNS, Calls, Stack, decoded, element_count, host_work
+from tracelens.trace import EVENT_KINDS, Calls, Stack, decoded, element_count, host_work
 
 if TYPE_CHECKING:
     from tracelens.read.build import EventRows
 
-NCCL = "nccl:"
-"""Begins the names of annotations that only GPUs' communication leaves on the host."""
-# Other calls, which ask for a GPU's properties or wait for it, the profiler itself makes where there is one.
-_GIVES_WORK = re.compile("launch|memcpy|memset|enqueue|append", re.IGNORECASE)
 RECORD = "record_param_comms"
 """The op inside of one that starts communication, with the profiler's record of it, where there is one."""
 
@@ -153,8 +149,8 @@ def host_side(
     location: tuple[Int, Int, Int],
     calls: Calls,
     info: Mapping[str, Any],
-) -> tuple[dict[str, Int], list[CollectiveRow]] | None:
-    """The work of the host in a CPU-only trace, None for any other.
+) -> tuple[dict[str, Int], list[CollectiveRow]]:
+    """The work of the host in a CPU-only trace.
 
     Args:
         table: as decoded.
@@ -168,13 +164,6 @@ def host_side(
         (columns of the links table without the forward ops, collectives: those that the profiler recorded,
         else those that ran through gloo).
     """
-    if not calls.is_op.any() or np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_SIGNS]).any():
-        return None
-    launched = unique(rows.table.name[kind == EVENT_KINDS.index("launch")])
-    if any(_GIVES_WORK.search(table.names[code]) for code in launched):
-        return None
-    if any(name.startswith(NCCL) for name in table.names):
-        return None
     thread, tid, end = location
     is_annotation = kind == EVENT_KINDS.index("annotation")
     events = HostEvents(

@@ -302,11 +302,11 @@ def _encodable(texts: list[str]) -> list[str]:
     return texts
 
 
-def compressed(content: bytes, level: int = 3) -> bytes:
+def compressed(content: bytes) -> bytes:
     """Base64 of gzip."""
     from isal import igzip
 
-    return base64.b64encode(igzip.compress(content, compresslevel=level, mtime=0))
+    return base64.b64encode(igzip.compress(content, compresslevel=3, mtime=0))
 
 
 def elements(payloads: Mapping[str, bytes]) -> bytes:

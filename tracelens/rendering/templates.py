@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment
 
 ASSETS = Path(__file__).with_name("assets")
-COMPILED = "compiled"
-"""Below the assets: a folder of modules for each digest."""
+COMPILED = ASSETS / "compiled"
+"""A folder of modules for each digest."""
 
 _SUFFIX = ".j2"
 
@@ -30,17 +30,17 @@ def environment() -> Environment:
     """Of the templates; what they write is escaped."""
     from jinja2 import FileSystemLoader, ModuleLoader
 
-    folder = ASSETS / COMPILED / digest()
+    folder = COMPILED / digest()
     return _settings(ModuleLoader(folder) if folder.is_dir() else FileSystemLoader(ASSETS))
 
 
 def compile_into(folder: Path) -> None:
-    """Write a module for each template."""
+    """Write a module for each template, below their digest."""
     from jinja2 import FileSystemLoader
 
     compiler = _settings(FileSystemLoader(ASSETS))
     compiler.compile_templates(
-        folder, extensions=[_SUFFIX.removeprefix(".")], zip=None, ignore_errors=False
+        folder / digest(), extensions=[_SUFFIX.removeprefix(".")], zip=None, ignore_errors=False
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from tracelens.bundled import bundled_toml
 from tracelens.errors import SchemaError, UnknownName
 from tracelens.symbols import qualified_name
 
@@ -178,9 +179,7 @@ def _function_name(name: str) -> tuple[str, str]:
 
 @cache
 def _file() -> dict[str, Any]:
-    import tomllib  # 7 ms that a caller who classifies nothing need not pay
-
-    return tomllib.loads(_RULES_FILE.read_text(encoding="utf-8"))
+    return bundled_toml(_RULES_FILE)
 
 
 @cache

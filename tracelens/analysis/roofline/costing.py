@@ -291,7 +291,9 @@ class _Costing:
             return
         parent, depth = self.events.parent, self.events.depth
         taken = with_surroundings(self.events, self.call[(self.item >= 0) & (self.call < len(parent))])
-        usable = self.events.named(find) & (self.ops.row >= 0)
+        usable = self.ops.row >= 0
+        names = unique(self.events.name[usable]).tolist()
+        usable &= np.isin(self.events.name, [name for name in names if find(self.events.names[name])])
         around = nearest(parent, depth, usable)
         above = parent[self.work.op[rows]]
         outer = lookup(around, above, -1)

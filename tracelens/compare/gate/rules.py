@@ -19,7 +19,6 @@ Settings stand in [tool.tracelens.gate] of pyproject.toml, or in [gate] of trace
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -207,6 +206,8 @@ def settings(config: str | None = None, start: Path | None = None) -> GateSettin
 
 def _read(path: Path) -> GateSettings | None:
     """The settings in a file, None if it has no section for them."""
+    import tomllib  # few folders have such a file
+
     try:
         document: Mapping[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
     except OSError as error:

@@ -27,6 +27,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracelens.bundled import bundled_toml
 from tracelens.errors import MissingExtra, TracelensError, UnknownName
 from tracelens.limits import limits
 from tracelens.planner.config.config import (
@@ -690,9 +691,7 @@ class PublishedFigure(NamedTuple):
 @cache
 def published_figures() -> Mapping[int, PublishedFigure]:
     """The figures of `published.toml`, by number."""
-    import tomllib  # takes a few ms
-
-    content = tomllib.loads(read_text(Path(__file__).with_name("published.toml")))
+    content = bundled_toml(Path(__file__).with_name("published.toml"))
     common = {name: content[name] for name in ("network", "trainer")}
     figures = {}
     for entry in content["figure"]:

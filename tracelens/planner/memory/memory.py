@@ -10,13 +10,13 @@ each op allocates and saves and finds the peak of each section, `stage` what a r
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracelens.bundled import bundled_toml
 from tracelens.devices import Device
 from tracelens.devices import device as bundled
 from tracelens.errors import TracelensError
@@ -335,7 +335,7 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
         raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
     if reserve is not None and reserve < 0:
         raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
-    drivers = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
+    drivers = bundled_toml(Path(__file__).with_name("drivers.toml"))
     reported = drivers.get(device.name, {}).get("bytes", 0)
     if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
         # A device file of the user with another memory size.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import Int
@@ -115,8 +115,7 @@ class CollectiveRow(NamedTuple):
     peer_in_group: int = -1  # the same as position in the process group; of other collectives the root
 
 
-@dataclass
-class Encoded:
+class Encoded(Struct):
     """All events of one trace as columns, with the dictionaries of their codes."""
 
     columns: Columns
@@ -141,20 +140,18 @@ class Encoded:
     unused: Counter[str]  # events that no analysis reads, by why: they have no row
 
 
-@dataclass
 class Part:
     """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
 
-    blocks: dict[int, tuple[Columns, OpRows | OpColumns]] = field(default_factory=dict)
-    dictionaries: dict[str, ValueCodes] = field(
-        default_factory=lambda: {key: ValueCodes() for key in (*_CODED, "blob")}
-    )
-    collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
-    metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
-    async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
-    drops: list[Drop] = field(default_factory=list)
-    repaired: Counter[str] = field(default_factory=Counter)
-    unused: dict[int, Counter[str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[Columns, OpRows | OpColumns]] = {}
+        self.dictionaries = {key: ValueCodes() for key in (*_CODED, "blob")}
+        self.collectives: dict[int, list[CollectiveRow]] = {}
+        self.metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = {}
+        self.async_ids: dict[int, dict[int, str]] = {}
+        self.drops: list[Drop] = []
+        self.repaired: Counter[str] = Counter()
+        self.unused: dict[int, Counter[str]] = {}
 
     def add(self, index: int, decoded: Decoded) -> None:
         """Encode the events of chunk `index`; those whose phase is not analyzed are only counted."""

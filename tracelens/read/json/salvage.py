@@ -28,15 +28,14 @@ from tracelens.read.json.events import (
     fits,
     is_unfinished,
 )
+from tracelens.read.json.mend import WORDS, repair_text
 from tracelens.read.json.split import Drop
 from tracelens.read.json.text import (
-    WORDS,
     Effort,
     ListDepth,
     Text,
     ends_events,
     is_event,
-    repair_text,
     skip,
     value_end,
 )

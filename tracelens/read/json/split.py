@@ -23,7 +23,6 @@ from tracelens.read.json.text import (
     ends_events,
     first_value,
     is_event,
-    repair_text,
     skip,
     value_end,
 )
@@ -258,6 +257,8 @@ def _object(text: bytes) -> tuple[dict[str, object] | None, str]:
         """The text as it stands, with the brace that a cut may have cost it, and both again mended."""
         yield text
         yield text + b"}"
+        from tracelens.read.json.mend import repair_text  # few traces are broken
+
         repaired = repair_text(text)
         yield repaired
         yield repaired + b"}"

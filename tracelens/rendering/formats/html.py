@@ -8,14 +8,9 @@ the rows of tables and the library for figures.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from threading import Thread
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -27,7 +22,6 @@ from tracelens.rendering.interactive import (
     Derived,
     Interactive,
     all_rows,
-    compressed,
     elements,
     page_bytes,
     payloads,
@@ -36,6 +30,7 @@ from tracelens.rendering.interactive import (
     views,
 )
 from tracelens.rendering.picture import ANALYZER, Picture, picture
+from tracelens.rendering.plotly_js import packed_plotly, script_digest
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.summary import answer, result_summary
 from tracelens.rendering.tables import (
@@ -138,9 +133,6 @@ def files(report: Report) -> Mapping[str, bytes]:
     made = {**report.prepared.get("html", {})}
     made |= page_parts([result for result in report.results if result.analyzer not in made])
     step = next((part.picture for part in made.values() if part.picture is not None), None)
-    packing = Thread(target=_packed_plotly)  # takes as long as the page
-    if any(part.figures for part in made.values()):
-        packing.start()
     results = (
         replace(result, skips=(*result.skips, *made[result.analyzer].skips)) for result in report.results
     )
@@ -163,10 +155,9 @@ def files(report: Report) -> Mapping[str, bytes]:
         sections.append(section(result, part.grids if part else [], anchors))
     names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
     script = "".join(asset(f"js/{name}.js") for name in names).encode()
-    plotly, digests = b"", [digest(script)]
+    plotly, digests = b"", [script_digest(script)]
     if placed:
-        packing.join()
-        plotly, of_plotly = _packed_plotly()
+        plotly, of_plotly = packed_plotly()
         digests.insert(0, of_plotly)
     # A content security policy under which these scripts run, no other, and nothing is fetched.
     hashes = " ".join(f"'sha256-{text}'" for text in digests)
@@ -261,25 +252,6 @@ def _answer(result: Result) -> str:
 def asset(name: str) -> str:
     """A style or script."""
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
-
-
-def digest(script: bytes) -> str:
-    """Of a script, as a content security policy names it."""
-    return base64.b64encode(hashlib.sha256(script).digest()).decode()
-
-
-@cache
-def _packed_plotly() -> tuple[bytes, str]:
-    """The payload of plotly.js as the Python package ships it, and the digest of the script."""
-    # The file only: importing plotly takes 20 ms.
-    spec = find_spec("plotly")
-    assert spec is not None  # a required dependency
-    folder = next(iter(spec.submodule_search_locations or ()))
-    script = Path(folder, "package_data", "plotly.min.js").read_bytes()
-    # Fit to stand inside a script element.
-    script = re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
-    # One level lower takes half of the time, and 3% more bytes.
-    return compressed(script, level=2), digest(script)
 
 
 def inert(text: bytes) -> bytes:

@@ -56,7 +56,7 @@ def grid(
     visible, and the table is legible where styles are dropped, as on GitHub. `names` are as of `short_names`,
     if they are to be those of a larger table.
     """
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     part = cut(table, limit)
     made = Grid(
@@ -94,17 +94,15 @@ def grid(
             columns[0][row] = f'{head} style="--d:{depth}">{toggle}<span>{cell}</span></td>'
         if buttons:
             opening = [f'<tr data-d="{depth}"{" hidden" if depth > 1 else ""}>' for depth in part.depth]
-    heading = Markup('<th scope=col class={} title="{}">{}</th>')
-    if buttons:
-        heading = Markup(
-            '<th scope=col class={} title="{}" aria-sort=none><button type=button>{}</button></th>'
-        )
-    head = Markup("")
+    opened, closed = (" aria-sort=none><button type=button>", "</button>") if buttons else (">", "")
+    headers = []
     for shown in part.columns:
         title = " - ".join(filter(None, (shown.column.name, shown.column.doc)))
-        head += heading.format("n" if shown.column.is_number else "s", one_line(title), shown.format.header)
+        kind = "n" if shown.column.is_number else "s"
+        headers.append(f'<th scope=col class={kind} title="{escape(one_line(title))}"{opened}')
+        headers.append(f"{escape(shown.format.header)}{closed}</th>")
     body = Markup("\n".join(map("".join, zip(opening, *columns, strict=True))))
-    return replace(made, head=head, body=body)
+    return replace(made, head=Markup("".join(headers)), body=body)
 
 
 def short_names(table: Table) -> dict[str, dict[str, str]]:

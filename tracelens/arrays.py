@@ -40,6 +40,21 @@ def taken(columns: Iterable[NDArray[Any]], rows: Int | Bool) -> Iterator[NDArray
     return (values.take(rows) for values in columns)  # mostly faster than values[rows]
 
 
+_FEW_CODES = 4
+"""So many are compared with all rows faster than each row is looked up."""
+
+
+def marked(codes: NDArray[np.integer[Any]], is_marked: Bool) -> Bool:
+    """`is_marked[codes]`, which takes a fraction of the time where few codes are marked."""
+    few = np.flatnonzero(is_marked)
+    if len(few) > _FEW_CODES:
+        return is_marked.take(codes)
+    rows = np.zeros(len(codes), dtype=bool)
+    for code in few.tolist():
+        rows |= codes == code
+    return rows
+
+
 def unique(values: NDArray[Scalar]) -> NDArray[Scalar]:
     """The distinct integers of an array, ascending; ten times as fast as np.unique, which hashes them.
 

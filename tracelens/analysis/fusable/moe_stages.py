@@ -14,13 +14,11 @@ import numpy as np
 from tracelens.analysis.host import (
     CODE,
     Gaps,
-    Host,
     IdlePieces,
     Recurrence,
     find_gaps,
     host_names,
-    idle_pieces,
-    idle_time,
+    known_pieces,
     recurrence,
 )
 from tracelens.analysis.moe import DISPATCH, FORWARD, PERMUTATION, PHASES, ROUTER, regions
@@ -296,26 +294,4 @@ def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
     gaps = find_gaps(step.work, np.array(step.window))
-    # Most of them are gaps of the whole recording too, with the same pieces; not so where the steps begin
-    # and end.
-    everywhere, pieces = idle_time(trace)
-    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
-    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
-    own = gaps._replace(before=lookup(step.rows, gaps.before, -1), after=lookup(step.rows, gaps.after, -1))
-    for value, value_everywhere in zip(own, everywhere, strict=True):
-        same[same] = value[same] == value_everywhere[known[same]]
-    others = np.flatnonzero(~same)
-    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
-    trace.forget(Host)
-    if not len(others) and len(gaps.start) == len(everywhere.start):
-        return gaps, pieces
-    position = np.full(len(everywhere.start), -1)
-    position[known[same]] = np.flatnonzero(same)
-    gap = np.concatenate((position[pieces.gap], others[own_pieces.gap]))
-    rows = np.flatnonzero(gap >= 0)
-    rows = rows[np.argsort(gap[rows], kind="stable")]
-    # One column after the other: there may be millions of pieces.
-    together = IdlePieces._make(
-        np.concatenate(values).take(rows) for values in zip(pieces, own_pieces, strict=True)
-    )
-    return gaps, together._replace(gap=gap[rows].astype(np.int32))
+    return gaps, known_pieces(trace, step.work, gaps)

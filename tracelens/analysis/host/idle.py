@@ -293,7 +293,7 @@ class Host:
         ]
         frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied
         self._event = nearest(events.parent, events.depth, frames)
-        self._what = np.full(len(events.start), NOTHING)
+        self._what = np.full(len(events.start), NOTHING, dtype=np.int8)
         for what, mask in says:
             own = mask & ~events.copied  # what a graph replays takes no time of the host
             if not own.any():
@@ -657,6 +657,40 @@ def _idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
     if not steps.marked and len(steps.labels) > 1:  # what is before was in flight when the recording began
         gaps = gaps.take(gaps.end > steps.edges[steps.whole.start])
     return gaps, idle_pieces(trace, work, gaps)
+
+
+def known_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
+    """`idle_pieces` of gaps most of which are in `idle_time`, too, and have the same pieces there.
+
+    Not so where the work begins and ends.
+    """
+    everywhere, pieces = idle_time(trace)
+    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
+    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
+    for value, value_everywhere in zip(
+        _between_events(work, gaps), _between_events(trace.work, everywhere), strict=True
+    ):
+        same[same] = value[same] == value_everywhere[known[same]]
+    others = np.flatnonzero(~same)
+    if not len(others) and len(gaps.start) == len(everywhere.start):
+        return pieces
+    other_pieces = idle_pieces(trace, work, gaps.take(others))
+    position = np.full(len(everywhere.start), -1)
+    position[known[same]] = np.flatnonzero(same)
+    gap = np.concatenate((position[pieces.gap], others[other_pieces.gap]))
+    rows = np.flatnonzero(gap >= 0)
+    rows = rows[np.argsort(gap[rows], kind="stable")]
+    # One column after the other: there may be millions of pieces.
+    together = IdlePieces._make(
+        np.concatenate(values).take(rows) for values in zip(pieces, other_pieces, strict=True)
+    )
+    return together._replace(gap=gap[rows].astype(np.int32))
+
+
+def _between_events(work: Work, gaps: Gaps) -> Gaps:
+    """The same gaps, before and after as event rows."""
+    before, after = (lookup(work.event, place, -1) for place in (gaps.before, gaps.after))
+    return gaps._replace(before=before, after=after)
 
 
 def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:

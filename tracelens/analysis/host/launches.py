@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Bool, Int, lookup, numbered, percentiles, unique
+from tracelens.arrays import Bool, Int, lookup, marked, numbered, percentiles, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
 from tracelens.trace import (
     STEP_MARK,
@@ -261,7 +261,7 @@ def _depth(called: Int, end: Int) -> tuple[Int, Int]:
 
 def named(events: Events, pattern: re.Pattern[str]) -> Bool:
     """Which events have a name that fits."""
-    return matching(events.names, pattern)[events.name]
+    return marked(events.name, matching(events.names, pattern))
 
 
 def waiting_calls(trace: Trace, work: Work) -> Bool:

@@ -24,6 +24,7 @@ from tracelens.analysis.host import (
     find_gaps,
     host_names,
     idle_pieces,
+    known_pieces,
     reads,
     threads,
     waiting_calls,
@@ -433,7 +434,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     """Idle time, each gap split into what was waited for."""
     gaps = find_gaps(work, np.array([edges[0], edges[0]]))
     gaps = gaps.take(gaps.end <= edges[-1])
-    pieces = idle_pieces(trace, work, gaps)
+    pieces = known_pieces(trace, work, gaps)
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
     kind = _KIND_OF_CAUSE[pieces.cause]
     ns = np.zeros((len(gaps.start), len(TIMES)), dtype=np.int64)

@@ -333,7 +333,7 @@ class Events(NamedTuple):
 
     def _is_named(self, kinds: Sequence[str]) -> Bool:
         """Mask of the names of the events of these kinds."""
-        is_used: Bool = self.has_name[[kind in kinds for kind in self.kinds]].any(axis=0)
+        is_used: Bool = np.any(self.has_name[[kind in kinds for kind in self.kinds]], axis=0)
         return is_used
 
 

@@ -293,7 +293,7 @@ class Host:
         ]
         frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied
         self._event = nearest(events.parent, events.depth, frames)
-        self._what = np.full(len(events.start), NOTHING, dtype=np.int8)
+        self._what = np.full(len(events.start), NOTHING)
         for what, mask in says:
             own = mask & ~events.copied  # what a graph replays takes no time of the host
             if not own.any():

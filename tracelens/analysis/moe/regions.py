@@ -187,7 +187,11 @@ class _ArgumentSizes:
     def _cost(self, token: int) -> OpCost | None:
         kind = self._kind.item(token)
         if kind not in self._costs:
-            self._costs[kind] = self._ops.cost(self.lexed.op.item(token))
+            # Where one GEMM is asked for, most are.
+            asked = np.append(token, np.flatnonzero(GEMMS[self.lexed.kind]))
+            _, first = np.unique(self._kind[asked], return_index=True)
+            costs = self._ops.costs(self.lexed.op[asked[first]])
+            self._costs.update(zip(self._kind[asked[first]].tolist(), costs, strict=True))
         return self._costs[kind]
 
     def itemsize(self, token: int) -> int:

@@ -161,7 +161,7 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     ops = trace.once(OpCalls)
     op = unique(work.op[rows])
     group, (name, *_) = codes(*ops.keys(op))
-    costs = [ops.cost(row) for row in op[first_rows(group, len(name))].tolist()]
+    costs = ops.costs(op[first_rows(group, len(name))])
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])

@@ -468,6 +468,28 @@ class OpCalls:
         except Uncounted:
             return None
 
+    def costs(self, ops: Int) -> list[OpCost | None]:
+        """`cost` of many ops, those that differ in sizes alone counted together."""
+        costs: list[OpCost | None] = [None] * len(ops)
+        recorded = np.flatnonzero(lookup(self.row, ops, -1) >= 0)
+        if not len(recorded):
+            return costs
+        name, shapes, *others = self.keys(ops[recorded])
+        alike, _ = codes(name, self.structures(shapes), *others)
+        for members in rows_by_code(alike).values():
+            rows = recorded[members].tolist()
+            same = ops[rows].tolist()
+            model = find(self.name(same[0]))
+            if model is None or model.forward:
+                continue
+            if model.inner:  # what they called differs as well
+                of_each: Sequence[OpCost | str | None] = [*map(self.cost, same)]
+            else:
+                of_each = model.count_alike(self.call(same[0]), self.shapes(same), [-1] * len(same))
+            for row, op, cost in zip(rows, same, of_each, strict=True):
+                costs[row] = None if isinstance(cost, str) or not self.recorded(op) else cost
+        return costs
+
     def describe(self, op: int) -> str:
         """The tensor arguments of the op at an event row as short text."""
         row = self.row.item(op)

@@ -133,11 +133,15 @@ def numbered(values: NDArray[Scalar]) -> tuple[NDArray[Scalar], Int]:
 
 def distinct(codes: NDArray[Any], size: int) -> tuple[Int, Int]:
     """Distinct codes below `size`, ascending, and the position of each code among them."""
-    # Counting takes no sorting, but as much memory as there may be codes.
+    # Marking them takes no sorting, but as much memory as there may be codes.
     if 4 * len(codes) < size or codes.min(initial=0) < 0:
         return numbered(codes)
-    is_used = np.bincount(codes, minlength=size) > 0
-    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
+    is_used = np.zeros(size, dtype=bool)
+    is_used[codes] = True
+    used = np.flatnonzero(is_used)
+    position = np.empty(size, dtype=np.int64)
+    position[used] = np.arange(len(used))
+    return used, position.take(codes)
 
 
 def first_rows(group: Int, groups: int) -> Int:

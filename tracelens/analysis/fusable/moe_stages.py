@@ -79,7 +79,6 @@ class StepWork:
     def __init__(self, trace: Trace, device: Device | None) -> None:
         self.trace = trace  # all that it recorded
         self.device = device  # whose figures count, None where it is not known
-        work = trace.work
         steps = steps_of(trace)
         inner = steps.whole
         self.steps = max(len(inner), 1)  # 1 where they are not marked
@@ -87,9 +86,7 @@ class StepWork:
         # First and last time of the steps, ns: on the GPU, on the host.
         self.window = int(steps.edges[low]), int(steps.edges[high])
         self.host_window = int(steps.marks[low]), int(steps.marks[high])
-        # The work that started in a step, in order of start, and its positions in `trace.work`.
-        self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
-        self.work: Work = work.take(self.rows)
+        self.rows, self.work = trace.once(_step_work)
 
     @property
     def step_ns(self) -> float:
@@ -288,6 +285,13 @@ def _recurrence(trace: Trace) -> Recurrence:
     pieces = trace.once(step_gaps)[1]
     host, op, _ = host_names(trace, pieces)
     return recurrence(trace, pieces, host, op)
+
+
+def _step_work(trace: Trace) -> tuple[Int, Work]:
+    """The work that started in a step, in order of start: its positions in `trace.work`, and itself."""
+    steps, work = steps_of(trace).only_whole(), trace.work
+    rows = np.flatnonzero((work.start >= steps.edges[0]) & (work.start <= steps.edges[-1]))
+    return rows, work.take(rows)
 
 
 def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:

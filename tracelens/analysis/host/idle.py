@@ -20,7 +20,7 @@ from tracelens.analysis.host.launches import (
     profiler_calls,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
+from tracelens.arrays import Bool, Int, lookup, marked, ordered, ranges, taken, unique
 from tracelens.native import core
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
@@ -283,6 +283,7 @@ class Host:
             zip(numbers[order].tolist(), events.pid[calling[first[order]]].tolist(), strict=True)
         )
         self._pieces: dict[int, Pieces] = {}
+        self._calls: dict[int, tuple[Int, Int]] = {}
         says = [
             (BUSY, events.where("op", "launch")),
             (LOADING, events.fitting(_LOADING, "python", "annotation", "op")),
@@ -320,6 +321,19 @@ class Host:
         is_op = events.where("op") & ~named(events, _WRAPPER)
         top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
         return nearest(events.parent, events.depth, top)
+
+    def calls(self, number: int) -> tuple[Int, Int]:
+        """Ops and calls of a thread by their ends and by their begins.
+
+        Of nested ones the outermost comes last and first: it ends last, and begins first.
+        """
+        if number not in self._calls:
+            events = self._events
+            is_call = events.where("op", "launch") & ~events.copied
+            rows = np.flatnonzero(is_call & (self.thread == number))
+            ended = rows[np.argsort(events.end[rows], kind="stable")]
+            self._calls[number] = ended, rows[ordered(events.start[rows], events.depth[rows])]
+        return self._calls[number]
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -577,8 +591,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     silent_rows = np.flatnonzero(pieces.cause == CODE["silent host"])
     if len(silent_rows):
         # What the thread was in before and after each stretch of silence.
-        silent, thread = pieces.take(silent_rows), threads(trace)
-        is_call = events.where("op", "launch") & ~events.copied
+        silent, program = pieces.take(silent_rows), trace.once(Host)
         begins = np.ones(len(silent.start), dtype=bool)
         begins[1:] = (silent.start[1:] != silent.end[:-1]) | (silent.gap[1:] != silent.gap[:-1])
         stretch = np.cumsum(begins) - 1
@@ -586,11 +599,8 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
         last = np.append(first[1:], len(begins)) - 1
         before, after = np.full(len(first), -1), np.full(len(first), -1)
         for number in unique(silent.thread[first]).tolist():
-            rows = np.flatnonzero(is_call & (thread == number))
             of_thread = np.flatnonzero(silent.thread[first] == number)
-            # Of nested ones the outermost: it ends last, and begins first.
-            ended = rows[np.argsort(events.end[rows], kind="stable")]
-            begun = rows[ordered(events.start[rows], events.depth[rows])]
+            ended, begun = program.calls(number)
             index = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
             before[of_thread] = lookup(ended, index, -1)
             index = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
@@ -616,7 +626,7 @@ def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurren
     steps = steps_of(trace).only_whole()
     count = len(steps.labels) if steps.marked else 1
     once = np.zeros(len(pieces.gap), dtype=bool)
-    rows = np.flatnonzero(np.isin(pieces.cause, [CODE[name] for name in AVOIDABLE]))
+    rows = np.flatnonzero(np.array([name in AVOIDABLE for name in CAUSES]).take(pieces.cause))
     step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
     inside = (step >= 0) & (step < count)
     rows, step = rows[inside], step[inside]
@@ -732,13 +742,14 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     # The pieces up to the end of the launch call, by launching thread.
     program = trace.once(Host)
     outermost = program.outermost_op
+    is_in_ops = np.array([name in ("CPU ops", "collective call") for name in CAUSES])
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
     for thread in unique(number).tolist():
         rows = late[number == thread]
         activity = program.during(thread, gaps.start[split[rows]], launched[rows])
         cause, event = _causes(trace, activity)
-        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
+        in_ops = marked(cause, is_in_ops) & (outermost[event] >= 0)
         parts.append(
             IdlePieces(
                 gap=split[rows[activity.interval]],

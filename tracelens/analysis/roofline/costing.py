@@ -360,7 +360,7 @@ def _known_calls(alike: tuple[Hashable, ...]) -> dict[CallSizes, Counted | str]:
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
 _DIGITS = b"0123456789"
-_EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
+_EXPANDED = re.compile(r"0(?<=[\[,\s]0)[\],\s]")
 
 
 class OpCalls:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
-from tracelens.arrays import Int, lookup, percentiles, unique
+from tracelens.arrays import Int, lookup, ordered, percentiles, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, launched_by_graph, matching, union
@@ -331,7 +331,7 @@ def has_queued_work(trace: Trace, device: Device | None) -> bool:
     Only there the trace shows the gap between two kernels that are both ready.
     """
     work = trace.work
-    rows = np.lexsort((work.start, work.lane))
+    rows = ordered(work.lane, work.start)
     ahead, behind = rows[:-1], rows[1:]
     queued = (work.lane[ahead] == work.lane[behind]) & (work.launch[behind] >= 0)
     return bool((queued & (trace.arrays.start[work.launch[behind]] < work.start[ahead])).any())
@@ -402,7 +402,7 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launched = np.flatnonzero((graph.edge == Edge.LAUNCH) & (dur[graph.src] >= 0))
     if not len(launched):
         raise NotApplicable("no graph launch in the trace")
-    launched = launched[np.lexsort((graph.start[graph.dst[launched]], graph.src[launched]))]
+    launched = launched[ordered(graph.src[launched], graph.start[graph.dst[launched]])]
     source, first, count = np.unique(graph.src[launched], return_index=True, return_counts=True)
     position = np.arange(len(launched)) - np.repeat(first, count)
     edit.set_lag(launched, edit.lag[launched] + position * apart_ns)

@@ -23,7 +23,7 @@ from tracelens.analysis.host import (
 )
 from tracelens.analysis.moe import DISPATCH, FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.trace import WORK_KINDS, Trace, Union, Work, matching, steps_of, union
 from tracelens.units import plural
@@ -258,13 +258,13 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
         return Chains.none()
     work = step.work
     counted = unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
-    counted = counted[np.lexsort((work.start[counted], step.called[counted]))]
+    counted = counted[ordered(step.called[counted], work.start[counted])]
     cell_of = np.full(len(work.event), -1, dtype=np.int64)
     cell_of[rows] = cell
-    ordered = cell_of[counted]
-    turn = np.cumsum(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    inside = ordered >= 0
-    kept, cells = counted[inside], ordered[inside]
+    in_order = cell_of[counted]
+    turn = np.cumsum(np.concatenate(([True], in_order[1:] != in_order[:-1])))
+    inside = in_order >= 0
+    kept, cells = counted[inside], in_order[inside]
     chain = np.unique(turn[inside], return_inverse=True)[1].ravel()
     dur = work.dur[kept].astype(float)
     count = int(chain.max()) + 1

@@ -331,7 +331,7 @@ class Host:
             events = self._events
             is_call = events.where("op", "launch") & ~events.copied
             rows = np.flatnonzero(is_call & (self.thread == number))
-            ended = rows[np.argsort(events.end[rows], kind="stable")]
+            ended = rows[ordered(events.end[rows])]
             self._calls[number] = ended, rows[ordered(events.start[rows], events.depth[rows])]
         return self._calls[number]
 
@@ -521,7 +521,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         # The longest gaps with the cause and the host of most of their time, and their pieces.
         steps = steps_of(trace)
         listed = np.flatnonzero(gaps.dur > GAP_NS)
-        longest = listed[np.argsort(-gaps.dur[listed], kind="stable")][:SHOWN]
+        longest = listed[ordered(-gaps.dur[listed])][:SHOWN]
         rows = np.flatnonzero(np.isin(pieces.gap, longest))
         main_cause, main_ns = _largest(pieces, rows, len(gaps.start), pieces.cause)
         of_cause = rows[pieces.cause[rows] == main_cause[pieces.gap[rows]]]
@@ -819,7 +819,7 @@ def long_ops(trace: Trace) -> LongOps:
     argument, texts = op_arguments(trace, calls)
     has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
     like, (of_like, _) = codes(events.name[calls], argument)
-    order = np.lexsort((dur[calls], like))
+    order = ordered(like, dur[calls])
     first = np.searchsorted(like[order], np.arange(len(of_like)))
     count = np.bincount(like, minlength=len(of_like))
     usual_ns = dur[calls][order][first + (STALLED_QUANTILE * (count - 1)).astype(np.int64)]
@@ -856,7 +856,7 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     ):
         cause[what == code] = CODE[name]
     waits = np.flatnonzero((what == BLOCKED) & named(events, SYNCHRONIZE)[activity.event])
-    long = _total(dur[waits], gap[waits], activity.event[waits]) > UNRECORDED_NS
+    long = _total(dur[waits], codes(gap[waits], activity.event[waits])[0]) > UNRECORDED_NS
     cause[waits[long]] = CODE["unrecorded work"]
     busy = np.flatnonzero(what == BUSY)
     busy = busy[_total(dur[busy], gap[busy]) > BUSY_NS]
@@ -885,10 +885,9 @@ def _in_frame(trace: Trace) -> Bool:
     return nearest(events.parent, events.depth, events.where("python")) >= 0
 
 
-def _total(values: Int, *keys: Int) -> Int:
-    """For each row, the sum of the values of all rows with its keys."""
-    group, first = codes(*keys)
-    return sums(group, values, len(first[0]))[group] if len(values) else values
+def _total(values: Int, group: Int) -> Int:
+    """For each row, the sum of the values of all rows of its group."""
+    return sums(group, values, int(group.max(initial=-1)) + 1)[group]
 
 
 def find_gaps(work: Work, edges: Int) -> Gaps:

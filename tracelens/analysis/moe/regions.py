@@ -49,7 +49,7 @@ from tracelens.analysis.moe.layers import (
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, model_chunks, numbered_alone
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import codes, nearest, sums
@@ -441,7 +441,7 @@ def regions(trace: Trace) -> Regions:
                 inherited[:, same] = np.stack(owner)[:, [most]]
         # What has no forward op (gradients that are added up, zeros that are filled) goes with the work
         # before; gradient synchronization goes with nothing.
-        order = np.lexsort((events.start[caller[backward]], events.tid[caller[backward]]))
+        order = ordered(events.tid[caller[backward]], events.start[caller[backward]])
         before = np.maximum.accumulate(np.where(linked[order], np.arange(len(order)), -1))
         thread = events.tid[caller[backward]][order]
         same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)

@@ -788,7 +788,7 @@ def repeats(work: Work) -> Int:
     early = work.unlinked
     if not early.any():
         return repeat_of
-    order = np.lexsort((work.start, work.stream, work.device))
+    order = ordered(work.device, work.stream, work.start)
     borders = np.flatnonzero(np.diff(work.stream[order]) | np.diff(work.device[order])) + 1
     for rows in np.split(order, borders):
         recorded = np.flatnonzero(~early[rows])

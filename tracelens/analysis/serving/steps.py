@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.comm import MatchedCollective, align_run
 from tracelens.analysis.common import KINDS, Label, grammar
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, ordered
 from tracelens.errors import TracelensError
 from tracelens.table import shortened
 from tracelens.trace import (
@@ -177,7 +177,7 @@ def _rank_steps(trace: Trace, scope: Scope = "all") -> RankSteps:
         marks = marks[lane.ravel() == np.argmax(count)]
 
     # A mark inside another is none of a step.
-    rows = marks[np.lexsort((-events.end[marks], events.start[marks]))]
+    rows = marks[ordered(events.start[marks], -events.end[marks])]
     before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
     rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
     labels = [codes[code] for code in events.name[rows].tolist()]

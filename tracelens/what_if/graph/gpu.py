@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, lookup, ordered, unique
 from tracelens.table import Coded
 from tracelens.trace import Trace, fitting, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
@@ -85,7 +85,7 @@ def device(trace: Trace, host: RankHost, draft: Draft) -> GpuActivities:
     call = lookup(call_of_event, work.launch, -1)
     called = lookup(events.start, work.launch, LONG_AGO)
     # The last activity of the same stream that is over when each one starts.
-    order = np.lexsort((work.start, work.lane))
+    order = ordered(work.lane, work.start)
     same = work.lane[order[1:]] == work.lane[order[:-1]]
     behind = np.full(count, -1, dtype=np.int64)
     behind[order[1:][same]] = order[:-1][same]

@@ -75,6 +75,13 @@ def isin(values: NDArray[Scalar], others: NDArray[Scalar]) -> Bool:
     return is_known
 
 
+def median(values: Sequence[float] | Sequence[NDArray[Any]] | NDArray[Any]) -> Any:
+    """The median of values, or of each column, as numpy has it, whose own imports masked arrays."""
+    low, high = (len(values) - 1) // 2, len(values) // 2
+    in_place = np.partition(np.asarray(values, dtype=float), (low, high), axis=0)
+    return (in_place[low] + in_place[high]) / 2
+
+
 def percentiles(values: NDArray[Any], *shares: float) -> Float:
     """Percentiles by linear interpolation, as numpy has them, whose own import masked arrays.
 

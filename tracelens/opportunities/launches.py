@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
-from tracelens.arrays import Int, lookup, ordered, percentiles, unique
+from tracelens.arrays import Int, lookup, median, ordered, percentiles, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, launched_by_graph, matching, union
@@ -160,7 +160,7 @@ def launch_bound(context: RankContext) -> Outcome:
     queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
     queued &= (context.called[after] <= gaps.start - QUEUED_NS) & (work.stream[after] == work.stream[before])
     queued_ns = (gaps.end - gaps.start)[queued]
-    floor_ns = max(float(np.median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
+    floor_ns = max(float(median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
     number = context.per_step(int(late.sum()))
     dur = np.zeros(len(late), dtype=np.int64)
     np.add.at(dur, context.idle.gap[rows], end - start)
@@ -430,7 +430,7 @@ def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
     usual: dict[str, float] = {}
     for calls in [] if factor else by_rank:
         for code, name in enumerate(calls.names):
-            usual[name] = min(usual.get(name, np.inf), float(np.median(calls.dur[calls.name == code])))
+            usual[name] = min(usual.get(name, np.inf), float(median(calls.dur[calls.name == code])))
     saved = np.zeros(len(graph.edge))
     for rank, calls in enumerate(by_rank):
         if not len(calls.event):

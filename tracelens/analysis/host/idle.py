@@ -20,7 +20,7 @@ from tracelens.analysis.host.launches import (
     profiler_calls,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, marked, ordered, ranges, taken, unique
+from tracelens.arrays import Bool, Int, lookup, marked, median, ordered, ranges, taken, unique
 from tracelens.native import core
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
@@ -395,7 +395,7 @@ class Host:
             for row in unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
                 alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
                 alike = alike[~np.isin(alike, owner)]
-                if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
+                if not len(alike) or dur[row] > LOADING_RATIO * median(dur[alike]):
                     self._what[row] = LOADING_CODE
 
     def _stall(self, number: int) -> None:

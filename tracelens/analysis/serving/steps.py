@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.comm import MatchedCollective, align_run
 from tracelens.analysis.common import KINDS, Label, grammar
-from tracelens.arrays import Bool, Int, lookup, ordered
+from tracelens.arrays import Bool, Int, lookup, median, ordered
 from tracelens.errors import TracelensError
 from tracelens.table import shortened
 from tracelens.trace import (
@@ -319,7 +319,7 @@ def reference(steps: Sequence[GlobalStep], collectives: Sequence[MatchedCollecti
     """
     decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
     if decode_ns:
-        return Reference(round(np.median(decode_ns)), RECORDED)
+        return Reference(round(median(decode_ns)), RECORDED)
     decoding = [
         on_rank
         for global_step in steps

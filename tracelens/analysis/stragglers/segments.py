@@ -37,7 +37,7 @@ from tracelens.analysis.stragglers.thresholds import (
     LOOP_READS,
     RESTART_NS,
 )
-from tracelens.arrays import Bool, Float, Int, lookup, numbered, ordered, ranges, unique
+from tracelens.arrays import Bool, Float, Int, lookup, median, numbered, ordered, ranges, unique
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -602,7 +602,7 @@ def carried(
         return None
     more = now - before
     more_ns = more - median_of_others(more[:, None].astype(float))[:, 0]
-    before_ns = float(np.median((before[is_last] - before)[~is_last]))
+    before_ns = float(median((before[is_last] - before)[~is_last]))
     last = int(np.flatnonzero(is_last)[0])
     return Carried(previous[collective.last.rank].record.kernel, before_ns, more_ns, last)
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int, isin, lookup, ordered, unique
+from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
@@ -382,6 +382,6 @@ def full_queue(trace: Trace) -> Bool:
     dur = events.end[calls] - events.start[calls]
     for rows in rows_by_code(events.name[calls]).values():
         free = rows[~result[calls[rows]]]
-        typical = np.median(dur[free]) if len(free) else np.inf
+        typical = median(dur[free]) if len(free) else np.inf
         result[calls[rows[dur[rows] <= STALLED_LAUNCH * typical]]] = False
     return result

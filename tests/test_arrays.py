@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup, numbered, ordered, percentiles, ranges, typical_step, unique
+from tracelens.arrays import (
+    distinct,
+    first_rows,
+    lookup,
+    marked,
+    median,
+    numbered,
+    ordered,
+    percentiles,
+    ranges,
+    typical_step,
+    unique,
+)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -37,6 +49,37 @@ def test_percentiles_are_numpys(count):
     for values in (drawn.integers(0, 10**12, count), drawn.random(count)):
         shares = (0, 1, 25, 50, 90, 99, 100)
         assert percentiles(values, *shares).tolist() == np.percentile(values, shares).tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 101])
+def test_medians_are_numpys(count):
+    drawn = np.random.default_rng(count)
+    for values in (drawn.integers(0, 10**18, count), drawn.random(count), drawn.random((count, 3))):
+        assert median(values).tolist() == np.median(values, axis=0).tolist()
+
+
+@pytest.mark.parametrize("chosen", [[], [2], [0, 2, 3], [0, 1, 2, 3, 5, 6]])
+def test_rows_of_marked_codes(chosen):
+    codes = np.array([0, 2, 2, 7, 3, 6, 5], dtype=np.int32)
+    is_marked = np.isin(np.arange(8), chosen)
+    assert marked(codes, is_marked).tolist() == is_marked[codes].tolist()
+
+
+@pytest.mark.parametrize("size", [6, 1000])
+def test_groups_of_codes(size):
+    used, position = distinct(np.array([5, 1, 1, 5, 0]), size)
+    assert (used.tolist(), position.tolist()) == ([0, 1, 5], [2, 1, 1, 2, 0])
+    assert first_rows(position, 3).tolist() == [4, 1, 0]
+
+
+@pytest.mark.parametrize("runs", [1, 3, 100])
+def test_runs_in_order_are_merged(runs):
+    drawn = np.random.default_rng(runs)
+    time = np.sort(drawn.integers(0, 200, (runs, 50)), axis=1).ravel()
+    size = drawn.integers(0, 1 << 62, len(time)) * drawn.integers(0, 2, len(time))
+    assert (ordered(time) == np.argsort(time, kind="stable")).all()
+    assert (ordered(time, size) == np.lexsort((size, time))).all()
+    assert (ordered(time, -time, size) == np.lexsort((size, -time, time))).all()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 1000])

@@ -40,6 +40,21 @@ def taken(columns: Iterable[NDArray[Any]], rows: Int | Bool) -> Iterator[NDArray
     return (values.take(rows) for values in columns)  # mostly faster than values[rows]
 
 
+_FEW_CODES = 4
+"""So many are compared with all rows faster than each row is looked up."""
+
+
+def marked(codes: NDArray[np.integer[Any]], is_marked: Bool) -> Bool:
+    """`is_marked[codes]`, which takes a fraction of the time where few codes are marked."""
+    few = np.flatnonzero(is_marked)
+    if len(few) > _FEW_CODES:
+        return is_marked.take(codes)
+    rows = np.zeros(len(codes), dtype=bool)
+    for code in few.tolist():
+        rows |= codes == code
+    return rows
+
+
 def unique(values: NDArray[Scalar]) -> NDArray[Scalar]:
     """The distinct integers of an array, ascending; ten times as fast as np.unique, which hashes them.
 
@@ -60,6 +75,13 @@ def isin(values: NDArray[Scalar], others: NDArray[Scalar]) -> Bool:
     return is_known
 
 
+def median(values: Sequence[float] | Sequence[NDArray[Any]] | NDArray[Any]) -> Any:
+    """The median of values, or of each column, as numpy has it, whose own imports masked arrays."""
+    low, high = (len(values) - 1) // 2, len(values) // 2
+    in_place = np.partition(np.asarray(values, dtype=float), (low, high), axis=0)
+    return (in_place[low] + in_place[high]) / 2
+
+
 def percentiles(values: NDArray[Any], *shares: float) -> Float:
     """Percentiles by linear interpolation, as numpy has them, whose own import masked arrays.
 
@@ -76,12 +98,31 @@ def percentiles(values: NDArray[Any], *shares: float) -> Float:
     return result
 
 
+_FEW_RUNS = 32
+"""So many ascending runs are merged faster than their rows are sorted."""
+
+
 def ordered(*keys: NDArray[Any]) -> Int:
     """Rows in order of the first key, among equal ones of the next, and so on; ties stay in order of rows.
 
-    np.lexsort takes its keys the other way round, and several times as long as one sort of numbers that hold
-    the keys and the row.
+    np.lexsort takes its keys the other way round, and several times as long.
     """
+    first = keys[0]
+    # Much comes in order of time already, or as a few parts that do.
+    if np.count_nonzero(first[1:] < first[:-1]) >= _FEW_RUNS:
+        return _sorted_rows(*keys)
+    rows = np.argsort(first, kind="stable")
+    if len(keys) > 1:
+        in_order = first[rows]
+        is_tie = in_order[1:] == in_order[:-1]
+        ties = np.flatnonzero(np.append(is_tie, False) | np.append(False, is_tie))
+        tied = rows[ties]
+        rows[ties] = tied[_sorted_rows(*(key[tied] for key in keys))]
+    return rows
+
+
+def _sorted_rows(*keys: NDArray[Any]) -> Int:
+    """The same by one sort of numbers that hold the keys and the row, where they fit."""
     count = len(keys[0])
     bits = count.bit_length()
     number, size = np.zeros(count, dtype=np.int64), 1
@@ -101,8 +142,8 @@ def ordered(*keys: NDArray[Any]) -> Int:
         return number
     if len(keys) == 1:
         return np.argsort(keys[0], kind="stable")
-    rows = ordered(*keys[1:])
-    return rows[ordered(keys[0][rows])]
+    rows = _sorted_rows(*keys[1:])
+    return rows[_sorted_rows(keys[0][rows])]
 
 
 def numbered(values: NDArray[Scalar]) -> tuple[NDArray[Scalar], Int]:
@@ -118,11 +159,22 @@ def numbered(values: NDArray[Scalar]) -> tuple[NDArray[Scalar], Int]:
 
 def distinct(codes: NDArray[Any], size: int) -> tuple[Int, Int]:
     """Distinct codes below `size`, ascending, and the position of each code among them."""
-    # Counting takes no sorting, but as much memory as there may be codes.
+    # Marking them takes no sorting, but as much memory as there may be codes.
     if 4 * len(codes) < size or codes.min(initial=0) < 0:
         return numbered(codes)
-    is_used = np.bincount(codes, minlength=size) > 0
-    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
+    is_used = np.zeros(size, dtype=bool)
+    is_used[codes] = True
+    used = np.flatnonzero(is_used)
+    position = np.empty(size, dtype=np.int64)
+    position[used] = np.arange(len(used))
+    return used, position.take(codes)
+
+
+def first_rows(group: Int, groups: int) -> Int:
+    """The first row of each of so many groups, all of which occur: no sorting, as np.unique does."""
+    first = np.empty(groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # the last write stays
+    return first
 
 
 def ranges(first: Int, count: Int) -> tuple[Int, Int]:

@@ -354,8 +354,10 @@ def test_an_op_in_two_forms_is_repeated_as_one() -> None:
     work: Any = SimpleNamespace(op=np.array([*range(8), *range(16, 19)]), forward=np.full(11, -1))
     reader.work, reader.name = work, np.where(np.arange(22) >= 19, 4, name)
     reader.outermost = np.array([*range(8, 16), *range(19, 22)])
-    ((rows, calls),) = reader._repeated(np.arange(11), 8)
-    assert (rows.tolist(), calls) == ([*range(8)], 8)
+    reader.count = np.array([8])
+    repeated = reader._repeated(np.arange(11), np.zeros(11, dtype=np.int64))
+    assert repeated.row.tolist() == [*range(8)]
+    assert repeated.stays.tolist() == [False] * 7 + [True]
 
 
 @pytest.mark.parametrize(("known_ms", "told"), [(35.5, False), (55.0, True), (65.7, True)])

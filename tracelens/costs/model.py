@@ -372,8 +372,7 @@ def cost(
         forward: a backward op whose own arguments do not say enough: `call.forward` is then the forward op.
         batch: its arguments do not say how long the sequences are; `call.batch` is then that of the serving
             step around it, where it is labeled.
-        engine: "vector" where no part of the op can run on matrix units. Reports of matrix FLOPs then do not
-            count its calls, which saves most of their time.
+        engine: "vector" where no part of the op can run on matrix units.
         inner: its own arguments do not say enough: `call.inner` is then what it called. Calls with the same
             arguments, kernel and grid are taken to have called the same.
         groups: its rows are cut into groups, and those behind the last one are left out: `call.in_groups`

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.host import CODE, DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Confidence, Detection, Outcome, Quantity, RankContext, Remedy, detector
@@ -452,7 +452,7 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
     # Each notify_dispatch with the dispatch that follows it on the same thread.
     rows = np.flatnonzero((is_first | is_second) & (work.launch >= 0))
     launch = work.launch[rows]
-    order = np.lexsort((events.start[launch], thread[launch]))
+    order = ordered(thread[launch], events.start[launch])
     rows, launch = rows[order], launch[order]
     notifies = is_first[rows]
     follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])

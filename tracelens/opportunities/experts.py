@@ -19,7 +19,8 @@ experts at least once per iteration belong to the loop, and one in as many is ke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +33,11 @@ from tracelens.analysis.moe import (
     PERMUTATION,
     PHASES,
     LayerPass,
-    Regions,
     blocking,
     regions,
 )
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, isin, lookup, ordered, unique
 from tracelens.devices import Device, Measured, message_seconds
 from tracelens.findings import (
     Detection,
@@ -163,7 +163,7 @@ def expert_loop(context: RankContext) -> Outcome:
     layers = context.trace.once(regions)
     if not layers.passes:
         return "no MoE layer"
-    is_loop = np.array([iterations(layer_pass) > 0 for layer_pass in layers.passes], dtype=bool)
+    is_loop = context.trace.once(loop_iterations) > 0
     if not is_loop.any():
         grouped = any(layer_pass.grouped for layer_pass in layers.passes)
         if any(not layer_pass.grouped and -1 in layer_pass.rows for layer_pass in layers.passes):
@@ -247,6 +247,11 @@ def iterations(layer_pass: LayerPass) -> int:
     return min((count for count in sizes.values() if count >= LOOP_GEMMS), default=0)
 
 
+def loop_iterations(trace: Trace) -> Int:
+    """`iterations` of all passes of a rank; ask with `trace.once(loop_iterations)`."""
+    return np.array([*map(iterations, trace.once(regions).passes)], dtype=np.int64)
+
+
 class ExpertLoops(NamedTuple):
     """The loops over experts of one rank."""
 
@@ -273,7 +278,7 @@ class Loop(NamedTuple):
 
 def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     """The loops over experts of one rank."""
-    if not any(map(iterations, trace.once(regions).passes)):
+    if not trace.once(loop_iterations).any():
         return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
     layers, costs = trace.once(regions), trace.once(work_costs)
     items = unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
@@ -287,7 +292,7 @@ def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
 
 def _finds_rows_in_mask(trace: Trace) -> bool:
     """Whether each iteration finds its rows in a one-hot mask; ask with `trace.once(_finds_rows_in_mask)`."""
-    turns = sum(map(iterations, trace.once(regions).passes))
+    turns = int(trace.once(loop_iterations).sum())
     looks = trace.arrays.named(lambda name: name == "aten::nonzero").sum()
     return "aten::one_hot" in trace.arrays.names and looks >= LOOP_SHARE * turns > 0
 
@@ -412,37 +417,80 @@ def cleared_ns(layer_pass: LayerPass, phase: int, bytes_per_s: float) -> float:
 
 def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
     """The loops over experts of one rank; `bytes_per_s` is its memory bandwidth, 0 if unknown."""
-    layers, work = trace.once(regions), trace.work
-    counts = np.array([iterations(layer_pass) for layer_pass in layers.passes], dtype=np.int64)
+    layers, work, count = trace.once(regions), trace.work, trace.once(loop_iterations)
     inside = np.flatnonzero((layers.layer_pass >= 0) & np.isin(layers.stage, (EXPERTS, PERMUTATION)))
-    inside = inside[counts[layers.layer_pass[inside]] > 0]
+    inside = inside[count[layers.layer_pass[inside]] > 0]
     if not len(inside):
         return []
     launch_ns = lookup(trace.arrays.start, work.launch_call, work.start)
     inside = inside[np.argsort(launch_ns[inside], kind="stable")]
-    group, (layer_pass, phase) = codes(layers.layer_pass[inside], layers.phase[inside])
-    reader = _LoopReader(trace, layers, bytes_per_s)
-    return [
-        reader.loop(int(layer_pass[cell]), int(phase[cell]), inside[rows])
-        for cell, rows in rows_by_code(group).items()
-    ]
+    loop, (layer_pass, phase) = codes(layers.layer_pass[inside], layers.phase[inside])
+    passes = [layers.passes[number] for number in layer_pass.tolist()]
+    reader = _LoopReader(trace, passes, count[layer_pass], bytes_per_s)
+    read, read_loop = reader.repeated_reads(layer_pass * len(PHASES) + phase)
+    found = reader.fates(inside, loop, read, read_loop)
+    rows_of, reads_of = rows_by_code(found.loop * len(_Fate) + found.fate), rows_by_code(read_loop)
+    result = []
+    for number, one_pass in enumerate(passes):
+        gemms, removed, kept = (rows_of.get(number * len(_Fate) + fate, _NONE) for fate in _Fate)
+        result.append(
+            Loop(
+                layer_pass=one_pass,
+                phase=int(phase[number]),
+                gemms=found.row[gemms],
+                removed=found.row[removed],
+                kept=found.row[kept],
+                kept_ns=found.kept_ns[kept],
+                blocking_calls=reader.reads.event[read[reads_of.get(number, _NONE)]],
+            )
+        )
+    return result
 
 
 def _bytes_per_s(device: Device | None) -> float:
     return device.hbm_bytes_per_s if device else 0.0
 
 
-class _LoopReader:
-    """Reads the loops of one rank."""
+class _Fate(IntEnum):
+    """What becomes of the work of a loop where one iteration computes all experts."""
 
-    def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
-        self.work, self.name, self.dur = trace.work, trace.arrays.name, trace.work.dur.astype(float)
-        self.layers, self.bytes_per_s = layers, bytes_per_s
+    GEMM = 0  # an expert GEMM that stays
+    REMOVED = 1
+    KEPT = 2  # other work that stays
+
+
+class _LoopWork(NamedTuple):
+    """Work of loops whose fate is known."""
+
+    row: Int
+    loop: Int  # that it is in
+    fate: Int
+    kept_ns: Float  # its duration where it is kept, with the rows of all iterations
+
+
+class _Repeated(NamedTuple):
+    """Work of ops that every iteration repeats."""
+
+    row: Int
+    loop: Int  # that it is in
+    group: Int  # of the ops of one name in one loop
+    stays: Bool  # whether it is of the last calls of its group, as many as one iteration has
+
+
+class _LoopReader:
+    """Reads all loops of one rank.
+
+    Args:
+        trace: of the rank.
+        passes: of the loops.
+        count: iterations of each loop.
+        bytes_per_s: memory bandwidth, 0 if unknown.
+    """
+
+    def __init__(self, trace: Trace, passes: Sequence[LayerPass], count: Int, bytes_per_s: float) -> None:
+        self.work, self.name, self.dur = trace.work, trace.arrays.name, trace.work.dur
+        self.passes, self.count, self.bytes_per_s = passes, count, bytes_per_s
         self.reads = trace.once(blocking)
-        in_layer = self.reads.layer_pass >= 0
-        self.reads_of = rows_by_code(
-            np.where(in_layer, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1)
-        )
         self.read_op = trace.once(enclosing_op)[self.reads.event]
         costing = trace.once(work_costs)
         read, written = costing.costs.read_bytes, costing.costs.write_bytes
@@ -457,102 +505,146 @@ class _LoopReader:
         while ((outer := lookup(around, lookup(parent, self.outermost, -1), -1)) >= 0).any():
             self.outermost = np.where(outer >= 0, outer, self.outermost)
 
-    def loop(self, pass_number: int, phase: int, rows: Int) -> Loop:
-        """The loop of one pass and phase, from its work among the experts in order of launch."""
-        layer_pass, work = self.layers.passes[pass_number], self.work
-        count = iterations(layer_pass)
-        # Of the blocking calls of the pass those that each iteration repeats, by the name of the op around.
-        reads = self.reads_of.get(pass_number * len(PHASES) + phase, _NONE)
-        op_name = lookup(self.name, self.read_op[reads], -1)
-        names, calls_of_name = np.unique(op_name, return_counts=True)
-        reads = reads[np.isin(op_name, names[(names >= 0) & (calls_of_name >= LOOP_SHARE * count)])]
-        # What writes as much as all experts' weights, and what has the same forward op. Work on rows may be
-        # as large, but not of one size in all iterations that is a multiple of a weight's.
-        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
-        is_multiple = np.zeros(len(size), dtype=bool)
-        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
-            is_multiple |= (size % weight == 0) & (size >= count * weight)
-        large = (is_multiple & (times >= LOOP_SHARE * count))[index.ravel()] & ~self.is_gemm[rows]
-        forward = work.forward[rows]
-        all_weights = large | ((forward >= 0) & np.isin(forward, forward[large]))
-        gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
-        rows = rows[~all_weights]
-        reads_sizes = np.zeros(len(work.op), dtype=bool)
-        reads_sizes[rows] = np.isin(work.op[rows], self.read_op[reads])
-        for same, ops in self._repeated(rows, count):
-            if reads_sizes[same].any():
-                removed.append(same)
-                continue
-            # What the last calls launched stays, as many as one iteration has.
-            calls, op = max(round(ops / count), 1), work.op[same].tolist()
-            if min(op) < 0:
-                keep = np.arange(len(same)) >= len(same) - calls
-            else:
-                from_last = {number: place for place, number in enumerate(dict.fromkeys(reversed(op)))}
-                keep = np.array([from_last[number] < calls for number in op], dtype=bool)
-            removed.append(same[~keep])
-            if self.is_gemm[same].any():
-                gemms.append(same[keep])
-            else:
-                kept.append(same[keep])
-                kept_ns.append(self._in_one_iteration(same, keep, len(set(layer_pass.rows)) > 1))
-        return Loop(
-            layer_pass=layer_pass,
-            phase=phase,
-            gemms=np.concatenate(gemms),
-            removed=np.concatenate(removed),
-            kept=np.concatenate(kept),
-            kept_ns=np.concatenate(kept_ns),
-            blocking_calls=self.reads.event[reads],
+    def repeated_reads(self, cell: Int) -> tuple[Int, Int]:
+        """Blocking calls that each iteration repeats, by the name of the op around, and the loop of each.
+
+        `cell` is layer pass * len(PHASES) + phase of each loop, ascending.
+        """
+        read_cell = self.reads.layer_pass * len(PHASES) + self.reads.phase
+        loop = np.minimum(np.searchsorted(cell, read_cell), len(cell) - 1)
+        reads = np.flatnonzero((self.reads.layer_pass >= 0) & (cell[loop] == read_cell) & (self.read_op >= 0))
+        loop = loop[reads]
+        group, (of_loop, _) = codes(loop, self.name[self.read_op[reads]])
+        is_repeated = np.bincount(group, minlength=len(of_loop)) >= LOOP_SHARE * self.count[of_loop]
+        return reads[is_repeated[group]], loop[is_repeated[group]]
+
+    def fates(self, rows: Int, loop: Int, read: Int, read_loop: Int) -> _LoopWork:
+        """What becomes of the work of the loops.
+
+        Args:
+            rows: work among the experts in order of launch.
+            loop: of each.
+            read: blocking calls that iterations repeat.
+            read_loop: of each.
+        """
+        on_weights = self._on_all_weights(rows, loop)
+        row, of_loop, group, stays = self._repeated(rows[~on_weights], loop[~on_weights])
+        groups = int(group.max(initial=-1)) + 1
+        # Of what reads sizes nothing stays.
+        ops = len(self.name) + 1
+        read_ops = read_loop * ops + self.read_op[read]
+        reads_sizes, has_gemm = (np.zeros(groups, dtype=bool) for _ in range(2))
+        reads_sizes[group[isin(of_loop * ops + self.work.op[row], read_ops)]] = True
+        has_gemm[group[self.is_gemm[row]]] = True
+        fate = np.where(has_gemm[group], _Fate.GEMM, _Fate.KEPT)
+        fate[~stays | reads_sizes[group]] = _Fate.REMOVED
+        kept_ns = np.zeros(len(row))
+        kept = np.flatnonzero(~(reads_sizes | has_gemm)[group])
+        kept_ns[kept] = self._in_one_iteration(row[kept], of_loop[kept], group[kept], stays[kept])
+        count = np.count_nonzero(on_weights)
+        return _LoopWork(
+            row=np.concatenate((rows[on_weights], row)),
+            loop=np.concatenate((loop[on_weights], of_loop)),
+            fate=np.concatenate((np.full(count, _Fate.REMOVED), fate)),
+            kept_ns=np.concatenate((np.zeros(count), kept_ns)),
         )
 
-    def _in_one_iteration(self, rows: Int, keep: Bool, is_uneven: bool) -> Float:
-        """Durations of the kept work if it does all the work, in proportion to its measured ones.
+    def _on_all_weights(self, rows: Int, loop: Int) -> Bool:
+        """What writes as much as all experts' weights, and what has the same forward op.
+
+        Work on rows may be as large, but not of one size in all iterations that is a multiple of a weight's.
+        """
+        group, (of_loop, size) = codes(loop, self.written[rows])
+        count = self.count[of_loop]
+        weights = [
+            {gemm.depth * gemm.columns * one_pass.itemsize for gemm in one_pass.gemms}
+            for one_pass in self.passes
+        ]
+        is_multiple = np.zeros(len(size), dtype=bool)
+        for weight in set().union(*weights):
+            has_weight = np.array([weight in of_pass for of_pass in weights], dtype=bool)[of_loop]
+            is_multiple |= has_weight & (size % weight == 0) & (size >= count * weight)
+        is_often = np.bincount(group, minlength=len(size)) >= LOOP_SHARE * count
+        is_large = (is_multiple & is_often)[group] & ~self.is_gemm[rows]
+        of_forward, (_, forward) = codes(loop, self.work.forward[rows])
+        has_large = np.zeros(len(forward), dtype=bool)
+        has_large[of_forward[is_large]] = True
+        return is_large | (has_large & (forward >= 0))[of_forward]
+
+    def _in_one_iteration(self, rows: Int, loop: Int, group: Int, stays: Bool) -> Float:
+        """Durations of the work that stays if it does all the work, in proportion to its measured ones.
 
         Where experts have different rows, what is of one size for all of them does not follow the rows: each
         iteration repeats it, such as adding its part to the gradients of all tokens.
         """
-        total_ns = 0.0
-        kernels = rows_by_code(self.work.name[rows])
-        for same in kernels.values():
-            dur, moved = self.dur[rows[same]], self.moved[rows[same]]
-            # What a call takes however little it moves.
-            fixed_ns, mean_ns = float(dur.min()), float(dur.mean())
-            if is_uneven and moved[0] > 0 and (moved == moved[0]).all():
-                fixed_ns = mean_ns
-            elif (moved >= 0).all():
-                per_byte = 1e9 / self.bytes_per_s if self.bytes_per_s else 0.0
-                mean_moved = float(moved.mean())
-                spread = moved - mean_moved
-                if spread.any():
-                    per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
-                fixed_ns = min(max(mean_ns - per_byte * mean_moved, 0.0), fixed_ns)
-            calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
-            total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
-        own_ns = self.dur[rows[keep]]
-        kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
+        if not len(rows):
+            return np.empty(0)
+        # The kernels of one name in each group.
+        name = self.work.name[rows]
+        order = ordered(group, name)
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = (np.diff(group[order]) != 0) | (np.diff(name[order]) != 0)
+        first = np.flatnonzero(begins)
+        dur, moved = self.dur[rows[order]], self.moved[rows[order]]
+        of_group, length = group[order[first]], np.diff(np.append(first, len(order)))
+        staying = np.add.reduceat(stays[order].astype(np.int64), first)
+        total_ns = np.add.reduceat(dur, first)
+        mean_ns, mean_moved = total_ns / length, np.add.reduceat(moved, first) / length
+        lowest, highest = np.minimum.reduceat(moved, first), np.maximum.reduceat(moved, first)
+        # What a call takes however little it moves.
+        fixed_ns = np.minimum.reduceat(dur, first).astype(float)
+        per_byte = np.full(len(first), 1e9 / self.bytes_per_s if self.bytes_per_s else 0.0)
+        for kernel in np.flatnonzero((lowest >= 0) & (lowest < highest)).tolist():
+            calls = slice(first[kernel], first[kernel] + length[kernel])
+            spread = moved[calls] - mean_moved[kernel]
+            slope = float((spread * dur[calls]).sum() / (spread * spread).sum())
+            per_byte[kernel] = max(per_byte[kernel], slope)
+        by_bytes = np.minimum(np.maximum(mean_ns - per_byte * mean_moved, 0.0), fixed_ns)
+        fixed_ns = np.where(lowest >= 0, by_bytes, fixed_ns)
+        is_uneven = np.array([len(set(one_pass.rows)) > 1 for one_pass in self.passes], dtype=bool)
+        of_one_size = is_uneven[loop[order[first]]] & (lowest > 0) & (lowest == highest)
+        fixed_ns[of_one_size] = mean_ns[of_one_size]
+        # Where none of its calls stays, it has its part of those that do.
+        groups = int(group.max()) + 1
+        share = np.minimum(np.bincount(group[stays], minlength=groups)[of_group], length)
+        calls_left = np.where(staying > 0, staying, share / np.bincount(of_group)[of_group])
+        in_one_ns, measured_ns = np.zeros(groups), np.zeros(groups)
+        np.add.at(in_one_ns, of_group, total_ns - np.maximum(length - calls_left, 0) * fixed_ns)
+        np.add.at(measured_ns, group[stays], self.dur[rows[stays]])
+        kept_ns: Float = in_one_ns[group] * self.dur[rows] / np.maximum(measured_ns, 1)[group]
         return kept_ns
 
-    def _repeated(self, rows: Int, count: int) -> list[tuple[Int, int]]:
-        """The work of each op that every iteration repeats, and the number of its calls."""
-        result: list[tuple[Int, int]] = []
-        rare = [_NONE]
+    def _repeated(self, rows: Int, loop: Int) -> _Repeated:
+        """The work of each op that every iteration repeats."""
+        parts, groups = [], 0
         for op in (self.work.op, self.outermost):
-            group, _ = codes(lookup(self.name, op[rows], -1), lookup(self.name, self.work.forward[rows], -1))
-            for members in rows_by_code(group).values():
-                same = rows[members]
-                calls = self._calls(same)
-                if calls >= LOOP_SHARE * count:
-                    result.append((same, calls))
-                else:
-                    rare.append(same)
-            rows, rare = np.sort(np.concatenate(rare)), [_NONE]
-        return result
-
-    def _calls(self, rows: Int) -> int:
-        """Number of ops that launched this work; of the work itself where they are not recorded."""
-        op = self.work.op[rows]
-        return len(unique(op)) if (op >= 0).all() else len(rows)
+            of_op, of_forward = (lookup(self.name, ops[rows], -1) for ops in (op, self.work.forward))
+            group, (of_loop, _, _) = codes(loop, of_op, of_forward)
+            # A call is all that an op launched; of a group with work of no op, each activity.
+            launched_by = self.work.op[rows]
+            lacks_op = np.zeros(len(of_loop), dtype=bool)
+            lacks_op[group[launched_by < 0]] = True
+            call, (of_group, _) = codes(
+                group, np.where(lacks_op[group], -1 - np.arange(len(rows)), launched_by)
+            )
+            calls = np.bincount(of_group, minlength=len(of_loop))
+            # What the last calls launched stays, as many as one iteration has.
+            last = np.empty(len(of_group), dtype=np.int64)
+            last[call] = np.arange(len(rows))  # the last write stays
+            order = ordered(of_group, -last)
+            from_last = np.empty(len(of_group), dtype=np.int64)
+            from_last[order] = np.arange(len(order)) - (np.cumsum(calls) - calls)[of_group[order]]
+            of_iteration = np.maximum(np.rint(calls / self.count[of_loop]), 1)
+            stays = (from_last < of_iteration[of_group])[call]
+            is_repeated = (calls >= LOOP_SHARE * self.count[of_loop])[group]
+            members = np.flatnonzero(is_repeated)
+            members = members[ordered(group[members])]
+            parts.append(_Repeated(rows[members], loop[members], groups + group[members], stays[members]))
+            groups += len(of_loop)
+            rows, loop = rows[~is_repeated], loop[~is_repeated]
+            order = ordered(loop, rows)
+            rows, loop = rows[order], loop[order]
+        return _Repeated._make(np.concatenate(values) for values in zip(*parts, strict=True))
 
 
 @detector(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Float, unique
+from tracelens.arrays import Float, median, unique
 from tracelens.findings import Detection, Detections, Quantity, detector
 from tracelens.table import Result, Table
 from tracelens.trace import Union, is_step
@@ -125,9 +125,9 @@ def growth_of(values: Sequence[float]) -> Growth | None:
     before, after = np.triu_indices(count, 1)
     rises = numbers[after] - numbers[before]
     chance = _orders_with(int((rises <= 0).sum()), count)
-    each = float(np.median(rises / (place[after] - place[before])))
+    each = float(median(rises / (place[after] - place[before])))
     half = each * (len(values) - 1) / 2
-    first, last = (float(np.median(numbers)) + side * half for side in (-1, 1))
+    first, last = (float(median(numbers)) + side * half for side in (-1, 1))
     if chance > GROWTH_CHANCE or first <= 0 or last / first - 1 < GROWTH_SHARE:
         return None
     return Growth(first, last, each, len(values))

@@ -40,7 +40,7 @@ from tracelens.analysis.fusable import (
 )
 from tracelens.analysis.moe import FORWARD, PHASES
 from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls, slow_calls
-from tracelens.arrays import unique
+from tracelens.arrays import ordered, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
@@ -434,7 +434,7 @@ def router_unfused(context: RankContext) -> Outcome:
         return stage
     # The chain's kernels with the short gaps in front of them.
     work = context.work
-    order = np.lexsort((work.start[stage.rows], stage.cell))
+    order = ordered(stage.cell, work.start[stage.rows])
     rows, cell = stage.rows[order], stage.cell[order]
     start, end = work.start[rows].copy(), work.end[rows]
     reached = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))

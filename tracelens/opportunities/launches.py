@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
-from tracelens.arrays import Int, lookup, percentiles, unique
+from tracelens.arrays import Int, lookup, median, ordered, percentiles, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, launched_by_graph, matching, union
@@ -160,7 +160,7 @@ def launch_bound(context: RankContext) -> Outcome:
     queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
     queued &= (context.called[after] <= gaps.start - QUEUED_NS) & (work.stream[after] == work.stream[before])
     queued_ns = (gaps.end - gaps.start)[queued]
-    floor_ns = max(float(np.median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
+    floor_ns = max(float(median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
     number = context.per_step(int(late.sum()))
     dur = np.zeros(len(late), dtype=np.int64)
     np.add.at(dur, context.idle.gap[rows], end - start)
@@ -331,7 +331,7 @@ def has_queued_work(trace: Trace, device: Device | None) -> bool:
     Only there the trace shows the gap between two kernels that are both ready.
     """
     work = trace.work
-    rows = np.lexsort((work.start, work.lane))
+    rows = ordered(work.lane, work.start)
     ahead, behind = rows[:-1], rows[1:]
     queued = (work.lane[ahead] == work.lane[behind]) & (work.launch[behind] >= 0)
     return bool((queued & (trace.arrays.start[work.launch[behind]] < work.start[ahead])).any())
@@ -402,7 +402,7 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launched = np.flatnonzero((graph.edge == Edge.LAUNCH) & (dur[graph.src] >= 0))
     if not len(launched):
         raise NotApplicable("no graph launch in the trace")
-    launched = launched[np.lexsort((graph.start[graph.dst[launched]], graph.src[launched]))]
+    launched = launched[ordered(graph.src[launched], graph.start[graph.dst[launched]])]
     source, first, count = np.unique(graph.src[launched], return_index=True, return_counts=True)
     position = np.arange(len(launched)) - np.repeat(first, count)
     edit.set_lag(launched, edit.lag[launched] + position * apart_ns)
@@ -430,7 +430,7 @@ def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
     usual: dict[str, float] = {}
     for calls in [] if factor else by_rank:
         for code, name in enumerate(calls.names):
-            usual[name] = min(usual.get(name, np.inf), float(np.median(calls.dur[calls.name == code])))
+            usual[name] = min(usual.get(name, np.inf), float(median(calls.dur[calls.name == code])))
     saved = np.zeros(len(graph.edge))
     for rank, calls in enumerate(by_rank):
         if not len(calls.event):

@@ -223,7 +223,7 @@ def _types(context: RankContext) -> NDArray[np.str_]:
 def _rates(context: RankContext, kinds: Int, dtype: str) -> tuple[float, float]:
     """FLOP/s of kinds of calls, as recorded and as the device reaches in another type; 0 where not known."""
     known, device = costing(context.trace, context.trace.work), context.device
-    calls, dur_ns = known.by_kind(context.trace.work)
+    calls, dur_ns = known.by_kind
     flops, needed_ns = 0.0, 0.0
     for kind in kinds.tolist():
         item = known.items[kind]
@@ -411,7 +411,7 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     for mask, count in ((is_first & np.isin(caused, scaled), 2), (named(_LOGITS), 1)):
         casts[mask] = count
         cast_bytes[mask] = count * written[mask] * 3 // 2  # 32 bits on one side, 16 on the other
-    calls, dur_ns = counted.by_kind(work)
+    calls, dur_ns = counted.by_kind
     return KeptWide(
         of_loss | of_norm | named(_EMBEDDING),
         casts,

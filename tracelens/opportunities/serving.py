@@ -15,7 +15,7 @@ from tracelens.analysis.serving import (
     global_steps,
     rank_steps,
 )
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, lookup, median, unique
 from tracelens.devices import Device
 from tracelens.findings import JOB, Detection, Detections, Quantity, Remedy, detector, step_count
 from tracelens.table import Result, Table, codes, sums
@@ -221,7 +221,7 @@ def _decode_ns(context: ScenarioContext, serving: ServingSteps) -> tuple[float, 
     """
     decode_steps = [step.dur_ns for step in serving.steps if step.phases == {"decode"}]
     if decode_steps:
-        typical_ns = float(np.median(decode_steps))
+        typical_ns = float(median(decode_steps))
         return typical_ns, f"as long as the recorded ones ({typical_ns / 1e6:,.2f} ms)"
     graph = context.graph
     index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.comm import SEND_RECV
 from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
-from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.arrays import Bool, Float, Int, median, unique
 from tracelens.errors import TracelensError
 from tracelens.findings import (
     Confidence,
@@ -517,5 +517,5 @@ def _stretches(context: ScenarioContext) -> Stretches:
         rows = order[first_row[same][:, None] + np.arange(size)]
         dur_ns = dur[rows]
         for column in range(size):
-            others_ns[rows[:, column]] = np.median(np.delete(dur_ns, column, axis=1), axis=1)
+            others_ns[rows[:, column]] = median(np.delete(dur_ns, column, axis=1).T)
     return Stretches(arrival, rank, begin, dur, np.minimum(others_ns, dur))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, taken, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, taken, unique
 from tracelens.dtypes import element_bytes
 from tracelens.errors import ParseError
 from tracelens.limits import LARGEST_COUNT
@@ -333,7 +333,7 @@ def _plausible(rows: EventRows, gpu: Bool, device: Int, stream: Int) -> EventRow
             columns = columns._replace(**{name: np.where(absurd, -1, values)})
     gpu_rows = np.flatnonzero(gpu)
     start, dur = columns.ts_ns, columns.dur_ns
-    gpu_rows = gpu_rows[np.lexsort((start[gpu_rows], stream[gpu_rows], device[gpu_rows]))]
+    gpu_rows = gpu_rows[ordered(device[gpu_rows], stream[gpu_rows], start[gpu_rows])]
     before, after = gpu_rows[:-1], gpu_rows[1:]
     same = (device[before] == device[after]) & (stream[before] == stream[after])
     corrupt = same & (start[before] + dur[before] - start[after] > OVERRUN_NS)

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, distinct
+from tracelens.arrays import Bool, Int, distinct, marked
 from tracelens.errors import SchemaError
 from tracelens.packing import REDUCERS, one_for_all
 from tracelens.table.statistics import codes
@@ -347,8 +347,7 @@ class Coded(NamedTuple):
 
     def mask(self, holds: Callable[[str], object]) -> Bool:
         """The rows whose text `holds` is true of; each text is looked at once."""
-        rows: Bool = np.array([bool(holds(value)) for value in self.values], dtype=bool)[self.codes]
-        return rows
+        return marked(self.codes, np.array([bool(holds(value)) for value in self.values], dtype=bool))
 
     def equals(self, text: str) -> Bool:
         return self.mask(lambda value: value == text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.native import core
 from tracelens.table import depths, nearest
 from tracelens.trace.classify import classify_op, host_role, level_of
@@ -89,7 +89,7 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
     launch = np.full(len(gpu), -1, dtype=np.int64)
     if not len(launches) or not len(gpu):
         return launch
-    order = launches[np.lexsort((calls.start[launches], calls.correlation[launches]))]
+    order = launches[ordered(calls.correlation[launches], calls.start[launches])]
     ids = calls.correlation[order]
     correlation = calls.correlation[gpu]
     low = np.searchsorted(ids, correlation, side="left")
@@ -194,7 +194,7 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
             best = int(np.lexsort((taken, -np.array(shared)))[0])
             taken[best] = True
             candidates = forward[thread[forward] == threads[best]]
-        candidates = candidates[np.lexsort((start[candidates], sequence[candidates]))]
+        candidates = candidates[ordered(sequence[candidates], start[candidates])]
         index = np.searchsorted(sequence[candidates], sequence[rows], side="right") - 1
         forward_op = lookup(candidates, index, -1)
         hit = lookup(sequence, forward_op, -1) == sequence[rows]
@@ -224,7 +224,7 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
         parent, depth = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         native.nest(*map(np.ascontiguousarray, (thread, start, end, rank)), TOLERANCE_NS, parent, depth)
         return parent, depth
-    order = np.lexsort((np.arange(count), rank, -end, start, thread))
+    order = ordered(thread, start, -end, rank)
     thread, start, end = thread[order], start[order], end[order]
     # Every row asks the one before it, and on "no" whom that one has come to ask meanwhile: none of those
     # in between can contain it either. So a row of n siblings is passed in log2(n) rounds.

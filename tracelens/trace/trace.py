@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from tracelens.arrays import Bool, Int, lookup, ordered
+from tracelens.arrays import Bool, Int, lookup, marked, ordered
 from tracelens.dtypes import short_dtype
 from tracelens.errors import Damage
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
@@ -302,6 +302,7 @@ class Events(NamedTuple):
     copied: Bool
     kinds: list[str]
     names: list[str]
+    has_name: Bool  # by kind and name, whether there is such an event
 
     def places(self, rows: Int) -> Int:
         """Of each event, its position in `rows`, -1 if it is not among these event rows."""
@@ -311,26 +312,29 @@ class Events(NamedTuple):
 
     def named(self, test: Callable[[str], object]) -> Bool:
         """Mask of the events whose name passes a test."""
-        return np.array([bool(test(name)) for name in self.names], dtype=bool).take(self.name)
+        return marked(self.name, np.array([bool(test(name)) for name in self.names], dtype=bool))
 
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
-        return np.array([kind in kinds for kind in self.kinds], dtype=bool).take(self.kind)
+        return marked(self.kind, np.array([kind in kinds for kind in self.kinds], dtype=bool))
 
     def fitting(self, pattern: re.Pattern[str], *kinds: str) -> Bool:
         """Mask of the events of these kinds in whose name a pattern is found.
 
         Most names are those of Python frames, so the names of other kinds alone are looked at.
         """
-        fits = self.where(*kinds)
-        fits[fits] = fitting(self.names, self.name[fits], pattern)
-        return fits
+        fits = self._is_named(kinds)
+        fits[fits] = matching(self.names_of(*kinds), pattern)
+        return marked(self.name, fits) & self.where(*kinds)
 
     def names_of(self, *kinds: str) -> list[str]:
         """The distinct names of the events of these kinds."""
-        is_used = np.zeros(len(self.names), dtype=bool)
-        is_used[self.name[self.where(*kinds)]] = True
-        return list(compress(self.names, is_used))
+        return list(compress(self.names, self._is_named(kinds)))
+
+    def _is_named(self, kinds: Sequence[str]) -> Bool:
+        """Mask of the names of the events of these kinds."""
+        is_used: Bool = np.any(self.has_name[[kind in kinds for kind in self.kinds]], axis=0)
+        return is_used
 
 
 class Trace(Struct, frozen=True, dict=True):
@@ -385,6 +389,8 @@ class Trace(Struct, frozen=True, dict=True):
         """The events as numpy arrays."""
         table = self.tables["events"]
         kind, name, start = table.columns["kind"], table.columns["name"], table.array("ts_ns")
+        has_name = np.zeros((len(kind.values), len(name.values)), dtype=bool)
+        has_name[kind.codes, name.codes] = True
         return Events(
             kind=kind.codes,
             name=name.codes,
@@ -400,6 +406,7 @@ class Trace(Struct, frozen=True, dict=True):
             copied=~table.coded("source").equals("trace"),
             kinds=list(kind.values),
             names=list(name.values),
+            has_name=has_name,
         )
 
     @cached_property
@@ -475,7 +482,7 @@ def fitting(names: Sequence[str], code: Int, pattern: re.Pattern[str]) -> Bool:
     is_used, fits = (np.zeros(len(names), dtype=bool) for _ in range(2))
     is_used[code] = True
     fits[is_used] = matching(compress(names, is_used), pattern)
-    return fits.take(code)
+    return marked(code, fits)
 
 
 @lru_cache(maxsize=1 << 14)

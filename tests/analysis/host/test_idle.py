@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.builders import aligned, draw, draw_run, events, read, records
-from tracelens import analyze
-from tracelens.analysis.host import blocking_calls
+from tracelens import analyze, load
+from tracelens.analysis.host import blocking_calls, find_gaps, idle_pieces, known_pieces
 from tracelens.table import Result
 from tracelens.trace import make_run
 from tracelens.trace.graphs import attributed
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 COLUMN = 100_000
 LAUNCH = ("launch overhead", "cudaLaunchKernel")
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -701,3 +703,16 @@ def test_what_a_graph_replays_is_nothing_that_the_host_did() -> None:
     for table in ("hosts", "gaps", "pieces"):
         for column in ("host", "op"):
             assert "aten::mm" not in set(result[table][column].astype(str)), table
+
+
+def test_pieces_that_are_known_are_those_that_would_be_cut() -> None:
+    """Of the gaps of the recording, and of others where the work of a part of it begins."""
+    trace = load(SAMPLES / "one_gpu" / "loop").traces[0]
+    everything = trace.work
+    for first in (0, len(everything.start) // 2):
+        work = everything.take(np.arange(first, len(everything.start)))
+        gaps = find_gaps(work, np.array([work.start[0] - 5_000, work.end.max() + 5_000]))
+        known, cut = known_pieces(trace, work, gaps), idle_pieces(trace, work, gaps)
+        assert len(cut.gap)
+        for name, values in zip(cut._fields, cut, strict=True):
+            assert getattr(known, name).tolist() == values.tolist(), name

@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
 from tracelens.analysis.common import Group, distinct_names
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, median
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
 
@@ -374,7 +374,7 @@ def _slots(participants: list[Participant], longest: list[Participant]) -> list[
         return in_order
     ends, ends2 = (np.array([each.end for each in side]) for side in (participants, longest))
     ran, ran2 = (np.array([each.ran for each in side]) for side in (participants, longest))
-    usual_ns = max(float(np.median(np.diff(ends2[ran2]))) if ran2.sum() > 1 else 1.0, 1.0)
+    usual_ns = max(float(median(np.diff(ends2[ran2]))) if ran2.sum() > 1 else 1.0, 1.0)
     if np.array_equal(codes, codes2) and not _shifted_within(ends, ends2, ran & ran2, usual_ns):
         return in_order
     band = len(ends2) - len(ends) + _BAND
@@ -426,7 +426,7 @@ def _shifted_within(ends: Int, ends2: Int, ran: Bool, usual_ns: float) -> bool:
     usual = np.sort(apart)[len(apart) // 2]
     apart = np.abs(apart - usual)
     off = ends[rows[apart > usual_ns / 2]] - usual
-    if not len(off) or np.median(apart) > usual_ns / 10:
+    if not len(off) or median(apart) > usual_ns / 10:
         return False
     others = np.sort(ends2[rows])
     after = np.clip(np.searchsorted(others, off), 1, max(len(others) - 1, 1))

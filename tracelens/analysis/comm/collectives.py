@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.aligned import AlignedRun, MatchedCollective, Participant, waits_caused
 from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
-from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.arrays import Bool, Float, Int, median, unique
 from tracelens.devices import bus_factor
 from tracelens.dtypes import short_dtype
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, codes, result
@@ -409,9 +409,9 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "comm_ns": [kernel - sync],
                 "wait_ns": [sync],
                 "wait_fraction": [sync / max(kernel, 1)],
-                "latency_median_ns": [float(np.median([matched.latency_ns for matched in alike]))],
-                "start_skew_median_ns": [float(np.median([matched.start_skew_ns for matched in alike]))],
-                "end_skew_median_ns": [float(np.median([matched.end_skew_ns for matched in alike]))],
+                "latency_median_ns": [float(median([matched.latency_ns for matched in alike]))],
+                "start_skew_median_ns": [float(median([matched.start_skew_ns for matched in alike]))],
+                "end_skew_median_ns": [float(median([matched.end_skew_ns for matched in alike]))],
                 "algbw_bytes_per_s": [rate],
                 "busbw_bytes_per_s": [_busbw(rate, name, record.size)],
             }

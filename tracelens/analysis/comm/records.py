@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.costs import MESSAGE_OPS, OpCall, message
 from tracelens.table import codes, nearest
 from tracelens.trace import (
@@ -250,7 +250,7 @@ def regathers(trace: Trace) -> Repetition:
         return Repetition(none, none)
     # Of a module, they are for a forward and a backward pass in turn, in each micro-batch of a step.
     step = np.searchsorted(steps_of(trace).marks, events.start[gather], side="right")
-    in_order = np.lexsort((events.start[gather], events.name[gather], step))
+    in_order = ordered(step, events.name[gather], events.start[gather])
     group, _ = codes(step[in_order], events.name[gather][in_order])
     position = np.arange(len(gather)) - np.searchsorted(group, group)
     again = np.zeros(len(events.start), dtype=bool)

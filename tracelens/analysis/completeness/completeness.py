@@ -58,7 +58,7 @@ from tracelens.analysis.completeness.lost_records import (
     missing_step_marks,
 )
 from tracelens.analysis.host import SYNCHRONIZE
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, median, unique
 from tracelens.table import Result, Skip, codes, result, stats
 from tracelens.trace import STEP_MARK, TO_HOST, Trace, both, fitting, matching, rows_by_code, union
 
@@ -293,7 +293,7 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     # steps of the others lacks nothing: a slow one comes late to its first step as well.
     ranks_with = Counter(label for record in records for label in record.kernels)
     begin = {record.rank: record.origin + aligned.shift.get(record.rank, 0) for record in records}
-    typical_ns = float(np.median([record.recorded_ns for record in records]))
+    typical_ns = float(median([record.recorded_ns for record in records]))
     number = {rank.rank: len(rank.start) for rank in aligned.ranks}
     late = set()
     for record in records:
@@ -391,7 +391,7 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     ]
     if len(shared) > 1:
         counts = np.array([[record.kernels[label] for label in shared] for record in marked], dtype=float)
-        typical = np.maximum(np.median(counts, axis=0), 1)
+        typical = np.maximum(median(counts), 1)
         share = counts / typical
         expected = np.max(share, axis=1)
         for row, column in np.argwhere(share < SHORT_STEP_SHARE * expected[:, None]).tolist():
@@ -651,18 +651,18 @@ def steps(recording: Recording) -> Iterator[Doubt]:
     window = np.searchsorted(marked.marks, op_start, side="right") - 1
     window = window[(window >= 0) & (window < len(marked.marks) - 1)]
     ops = np.bincount(window, minlength=len(marked.marks) - 1)[whole]
-    median, alike = _siblings(kernels)
+    kernel_median, kernel_alike = _siblings(kernels)
     op_median, op_alike = _siblings(ops)
 
     as_usual = op_alike & (ops >= ALIKE_SHARE * op_median) & (ops > 0)
-    short = np.flatnonzero(alike & as_usual & (kernels < SHORT_STEP_SHARE * median))
+    short = np.flatnonzero(kernel_alike & as_usual & (kernels < SHORT_STEP_SHARE * kernel_median))
     if len(short):
         first = short[0]
         yield Doubt(
             "short step",
             len(short),
-            f"{labels[first]} has {kernels[first]:,} kernels, the other steps have {median[first]:,.0f}, "
-            "although the host ran as many ops",
+            f"{labels[first]} has {kernels[first]:,} kernels, the other steps have "
+            f"{kernel_median[first]:,.0f}, although the host ran as many ops",
             over(begin[short], end[short]),
         )
 
@@ -693,7 +693,7 @@ def steps(recording: Recording) -> Iterator[Doubt]:
         others = events.start[~is_mark]
         open_end = not (others >= int(marked.marks[whole[-1] + 1])).any()
         open_begin = not (others < int(marked.marks[whole[0]])).any()
-        inner = float(np.median(ops[1:-1])) if len(ops) > 2 else 0.0
+        inner = float(median(ops[1:-1])) if len(ops) > 2 else 0.0
         for row, is_open in ((0, open_begin), (len(whole) - 1, open_end)):
             usual = max(inner, float(op_median[row]))
             is_part = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.fusable.moe_stages import EXPOSED, StepWork
-from tracelens.arrays import Bool, Float, Int, isin, numbered, unique
+from tracelens.arrays import Bool, Float, Int, isin, numbered, ordered, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
@@ -114,7 +114,7 @@ def pairs(context: StepWork) -> GemmCollectivePairs | str:
         return "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
     is_gemm = work.category == work.categories.index("gemm")
     computed = np.flatnonzero((work.kind == WORK_KINDS.index("computation")) & (context.called >= 0))
-    computed = computed[np.lexsort((work.start[computed], context.called[computed]))]
+    computed = computed[ordered(context.called[computed], work.start[computed])]
     gemm_ops = unique(work.op[is_gemm & (work.op >= 0)])
     gather = comm.kind == _ORDER.index(GATHER)
     # Place in `computed` of the last computation called before each collective; -1 for none.

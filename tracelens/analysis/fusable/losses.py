@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.common import NODE
 from tracelens.analysis.fusable.moe_stages import PADDED, VOCABULARY, Chains, StepWork, chains
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, first_rows, lookup, unique
 from tracelens.costs import OpCall, Tensor, Uncounted
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
@@ -171,9 +171,8 @@ def distinct(context: StepWork, rows: Int) -> tuple[Int, list[OpCall]]:
     """Group ops that have the same name and arguments: (group of each row, one call of each group)."""
     if not len(rows):
         return rows, []
-    group, _ = codes(*context.ops.keys(rows))
-    _, first = np.unique(group, return_index=True)
-    return group, [context.ops.call(row) for row in rows[first].tolist()]
+    group, (name, *_) = codes(*context.ops.keys(rows))
+    return group, [context.ops.call(row) for row in rows[first_rows(group, len(name))].tolist()]
 
 
 def sizes_of(context: StepWork) -> tuple[set[LogitsShape], set[LogitsShape]]:

@@ -14,18 +14,16 @@ import numpy as np
 from tracelens.analysis.host import (
     CODE,
     Gaps,
-    Host,
     IdlePieces,
     Recurrence,
     find_gaps,
     host_names,
-    idle_pieces,
-    idle_time,
+    known_pieces,
     recurrence,
 )
 from tracelens.analysis.moe import DISPATCH, FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.trace import WORK_KINDS, Trace, Union, Work, matching, steps_of, union
 from tracelens.units import plural
@@ -81,7 +79,6 @@ class StepWork:
     def __init__(self, trace: Trace, device: Device | None) -> None:
         self.trace = trace  # all that it recorded
         self.device = device  # whose figures count, None where it is not known
-        work = trace.work
         steps = steps_of(trace)
         inner = steps.whole
         self.steps = max(len(inner), 1)  # 1 where they are not marked
@@ -89,9 +86,7 @@ class StepWork:
         # First and last time of the steps, ns: on the GPU, on the host.
         self.window = int(steps.edges[low]), int(steps.edges[high])
         self.host_window = int(steps.marks[low]), int(steps.marks[high])
-        # The work that started in a step, in order of start, and its positions in `trace.work`.
-        self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
-        self.work: Work = work.take(self.rows)
+        self.rows, self.work = trace.once(_step_work)
 
     @property
     def step_ns(self) -> float:
@@ -263,13 +258,13 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
         return Chains.none()
     work = step.work
     counted = unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
-    counted = counted[np.lexsort((work.start[counted], step.called[counted]))]
+    counted = counted[ordered(step.called[counted], work.start[counted])]
     cell_of = np.full(len(work.event), -1, dtype=np.int64)
     cell_of[rows] = cell
-    ordered = cell_of[counted]
-    turn = np.cumsum(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    inside = ordered >= 0
-    kept, cells = counted[inside], ordered[inside]
+    in_order = cell_of[counted]
+    turn = np.cumsum(np.concatenate(([True], in_order[1:] != in_order[:-1])))
+    inside = in_order >= 0
+    kept, cells = counted[inside], in_order[inside]
     chain = np.unique(turn[inside], return_inverse=True)[1].ravel()
     dur = work.dur[kept].astype(float)
     count = int(chain.max()) + 1
@@ -292,30 +287,15 @@ def _recurrence(trace: Trace) -> Recurrence:
     return recurrence(trace, pieces, host, op)
 
 
+def _step_work(trace: Trace) -> tuple[Int, Work]:
+    """The work that started in a step, in order of start: its positions in `trace.work`, and itself."""
+    steps, work = steps_of(trace).only_whole(), trace.work
+    rows = np.flatnonzero((work.start >= steps.edges[0]) & (work.start <= steps.edges[-1]))
+    return rows, work.take(rows)
+
+
 def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
     gaps = find_gaps(step.work, np.array(step.window))
-    # Most of them are gaps of the whole recording too, with the same pieces; not so where the steps begin
-    # and end.
-    everywhere, pieces = idle_time(trace)
-    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
-    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
-    own = gaps._replace(before=lookup(step.rows, gaps.before, -1), after=lookup(step.rows, gaps.after, -1))
-    for value, value_everywhere in zip(own, everywhere, strict=True):
-        same[same] = value[same] == value_everywhere[known[same]]
-    others = np.flatnonzero(~same)
-    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
-    trace.forget(Host)
-    if not len(others) and len(gaps.start) == len(everywhere.start):
-        return gaps, pieces
-    position = np.full(len(everywhere.start), -1)
-    position[known[same]] = np.flatnonzero(same)
-    gap = np.concatenate((position[pieces.gap], others[own_pieces.gap]))
-    rows = np.flatnonzero(gap >= 0)
-    rows = rows[np.argsort(gap[rows], kind="stable")]
-    # One column after the other: there may be millions of pieces.
-    together = IdlePieces._make(
-        np.concatenate(values).take(rows) for values in zip(pieces, own_pieces, strict=True)
-    )
-    return gaps, together._replace(gap=gap[rows].astype(np.int32))
+    return gaps, known_pieces(trace, step.work, gaps)

@@ -20,7 +20,7 @@ from tracelens.analysis.host.launches import (
     profiler_calls,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ordered, ranges, taken, unique
+from tracelens.arrays import Bool, Int, lookup, marked, median, ordered, ranges, taken, unique
 from tracelens.native import core
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
@@ -283,6 +283,7 @@ class Host:
             zip(numbers[order].tolist(), events.pid[calling[first[order]]].tolist(), strict=True)
         )
         self._pieces: dict[int, Pieces] = {}
+        self._calls: dict[int, tuple[Int, Int]] = {}
         says = [
             (BUSY, events.where("op", "launch")),
             (LOADING, events.fitting(_LOADING, "python", "annotation", "op")),
@@ -320,6 +321,19 @@ class Host:
         is_op = events.where("op") & ~named(events, _WRAPPER)
         top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
         return nearest(events.parent, events.depth, top)
+
+    def calls(self, number: int) -> tuple[Int, Int]:
+        """Ops and calls of a thread by their ends and by their begins.
+
+        Of nested ones the outermost comes last and first: it ends last, and begins first.
+        """
+        if number not in self._calls:
+            events = self._events
+            is_call = events.where("op", "launch") & ~events.copied
+            rows = np.flatnonzero(is_call & (self.thread == number))
+            ended = rows[ordered(events.end[rows])]
+            self._calls[number] = ended, rows[ordered(events.start[rows], events.depth[rows])]
+        return self._calls[number]
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -381,7 +395,7 @@ class Host:
             for row in unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
                 alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
                 alike = alike[~np.isin(alike, owner)]
-                if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
+                if not len(alike) or dur[row] > LOADING_RATIO * median(dur[alike]):
                     self._what[row] = LOADING_CODE
 
     def _stall(self, number: int) -> None:
@@ -507,7 +521,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         # The longest gaps with the cause and the host of most of their time, and their pieces.
         steps = steps_of(trace)
         listed = np.flatnonzero(gaps.dur > GAP_NS)
-        longest = listed[np.argsort(-gaps.dur[listed], kind="stable")][:SHOWN]
+        longest = listed[ordered(-gaps.dur[listed])][:SHOWN]
         rows = np.flatnonzero(np.isin(pieces.gap, longest))
         main_cause, main_ns = _largest(pieces, rows, len(gaps.start), pieces.cause)
         of_cause = rows[pieces.cause[rows] == main_cause[pieces.gap[rows]]]
@@ -577,8 +591,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     silent_rows = np.flatnonzero(pieces.cause == CODE["silent host"])
     if len(silent_rows):
         # What the thread was in before and after each stretch of silence.
-        silent, thread = pieces.take(silent_rows), threads(trace)
-        is_call = events.where("op", "launch") & ~events.copied
+        silent, program = pieces.take(silent_rows), trace.once(Host)
         begins = np.ones(len(silent.start), dtype=bool)
         begins[1:] = (silent.start[1:] != silent.end[:-1]) | (silent.gap[1:] != silent.gap[:-1])
         stretch = np.cumsum(begins) - 1
@@ -586,11 +599,8 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
         last = np.append(first[1:], len(begins)) - 1
         before, after = np.full(len(first), -1), np.full(len(first), -1)
         for number in unique(silent.thread[first]).tolist():
-            rows = np.flatnonzero(is_call & (thread == number))
             of_thread = np.flatnonzero(silent.thread[first] == number)
-            # Of nested ones the outermost: it ends last, and begins first.
-            ended = rows[np.argsort(events.end[rows], kind="stable")]
-            begun = rows[ordered(events.start[rows], events.depth[rows])]
+            ended, begun = program.calls(number)
             index = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
             before[of_thread] = lookup(ended, index, -1)
             index = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
@@ -616,7 +626,7 @@ def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurren
     steps = steps_of(trace).only_whole()
     count = len(steps.labels) if steps.marked else 1
     once = np.zeros(len(pieces.gap), dtype=bool)
-    rows = np.flatnonzero(np.isin(pieces.cause, [CODE[name] for name in AVOIDABLE]))
+    rows = np.flatnonzero(np.array([name in AVOIDABLE for name in CAUSES]).take(pieces.cause))
     step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
     inside = (step >= 0) & (step < count)
     rows, step = rows[inside], step[inside]
@@ -659,6 +669,40 @@ def _idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
     return gaps, idle_pieces(trace, work, gaps)
 
 
+def known_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
+    """`idle_pieces` of gaps most of which are in `idle_time`, too, and have the same pieces there.
+
+    Not so where the work begins and ends.
+    """
+    everywhere, pieces = idle_time(trace)
+    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
+    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
+    for value, value_everywhere in zip(
+        _between_events(work, gaps), _between_events(trace.work, everywhere), strict=True
+    ):
+        same[same] = value[same] == value_everywhere[known[same]]
+    others = np.flatnonzero(~same)
+    if not len(others) and len(gaps.start) == len(everywhere.start):
+        return pieces
+    other_pieces = idle_pieces(trace, work, gaps.take(others))
+    position = np.full(len(everywhere.start), -1)
+    position[known[same]] = np.flatnonzero(same)
+    gap = np.concatenate((position[pieces.gap], others[other_pieces.gap]))
+    rows = np.flatnonzero(gap >= 0)
+    rows = rows[np.argsort(gap[rows], kind="stable")]
+    # One column after the other: there may be millions of pieces.
+    together = IdlePieces._make(
+        np.concatenate(values).take(rows) for values in zip(pieces, other_pieces, strict=True)
+    )
+    return together._replace(gap=gap[rows].astype(np.int32))
+
+
+def _between_events(work: Work, gaps: Gaps) -> Gaps:
+    """The same gaps, before and after as event rows."""
+    before, after = (lookup(work.event, place, -1) for place in (gaps.before, gaps.after))
+    return gaps._replace(before=before, after=after)
+
+
 def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     """What was waited for in each moment of the gaps.
 
@@ -698,13 +742,14 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     # The pieces up to the end of the launch call, by launching thread.
     program = trace.once(Host)
     outermost = program.outermost_op
+    is_in_ops = np.array([name in ("CPU ops", "collective call") for name in CAUSES])
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
     for thread in unique(number).tolist():
         rows = late[number == thread]
         activity = program.during(thread, gaps.start[split[rows]], launched[rows])
         cause, event = _causes(trace, activity)
-        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
+        in_ops = marked(cause, is_in_ops) & (outermost[event] >= 0)
         parts.append(
             IdlePieces(
                 gap=split[rows[activity.interval]],
@@ -774,7 +819,7 @@ def long_ops(trace: Trace) -> LongOps:
     argument, texts = op_arguments(trace, calls)
     has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
     like, (of_like, _) = codes(events.name[calls], argument)
-    order = np.lexsort((dur[calls], like))
+    order = ordered(like, dur[calls])
     first = np.searchsorted(like[order], np.arange(len(of_like)))
     count = np.bincount(like, minlength=len(of_like))
     usual_ns = dur[calls][order][first + (STALLED_QUANTILE * (count - 1)).astype(np.int64)]
@@ -811,7 +856,7 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     ):
         cause[what == code] = CODE[name]
     waits = np.flatnonzero((what == BLOCKED) & named(events, SYNCHRONIZE)[activity.event])
-    long = _total(dur[waits], gap[waits], activity.event[waits]) > UNRECORDED_NS
+    long = _total(dur[waits], codes(gap[waits], activity.event[waits])[0]) > UNRECORDED_NS
     cause[waits[long]] = CODE["unrecorded work"]
     busy = np.flatnonzero(what == BUSY)
     busy = busy[_total(dur[busy], gap[busy]) > BUSY_NS]
@@ -840,10 +885,9 @@ def _in_frame(trace: Trace) -> Bool:
     return nearest(events.parent, events.depth, events.where("python")) >= 0
 
 
-def _total(values: Int, *keys: Int) -> Int:
-    """For each row, the sum of the values of all rows with its keys."""
-    group, first = codes(*keys)
-    return sums(group, values, len(first[0]))[group] if len(values) else values
+def _total(values: Int, group: Int) -> Int:
+    """For each row, the sum of the values of all rows of its group."""
+    return sums(group, values, int(group.max(initial=-1)) + 1)[group]
 
 
 def find_gaps(work: Work, edges: Int) -> Gaps:

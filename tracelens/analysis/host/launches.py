@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Bool, Int, lookup, numbered, percentiles, unique
+from tracelens.arrays import Bool, Int, lookup, marked, numbered, ordered, percentiles, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
 from tracelens.trace import (
     STEP_MARK,
@@ -255,13 +255,13 @@ def _depth(called: Int, end: Int) -> tuple[Int, Int]:
     begin = np.minimum(called, end)
     time = np.concatenate((begin, end))
     step = np.concatenate((np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)))
-    order = np.lexsort((step, time))
+    order = ordered(time, step)
     return time[order], np.cumsum(step[order])
 
 
 def named(events: Events, pattern: re.Pattern[str]) -> Bool:
     """Which events have a name that fits."""
-    return matching(events.names, pattern)[events.name]
+    return marked(events.name, matching(events.names, pattern))
 
 
 def waiting_calls(trace: Trace, work: Work) -> Bool:

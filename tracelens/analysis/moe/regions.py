@@ -49,7 +49,7 @@ from tracelens.analysis.moe.layers import (
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, model_chunks, numbered_alone
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import codes, nearest, sums
@@ -187,7 +187,11 @@ class _ArgumentSizes:
     def _cost(self, token: int) -> OpCost | None:
         kind = self._kind.item(token)
         if kind not in self._costs:
-            self._costs[kind] = self._ops.cost(self.lexed.op.item(token))
+            # Where one GEMM is asked for, most are.
+            asked = np.append(token, np.flatnonzero(GEMMS[self.lexed.kind]))
+            _, first = np.unique(self._kind[asked], return_index=True)
+            costs = self._ops.costs(self.lexed.op[asked[first]])
+            self._costs.update(zip(self._kind[asked[first]].tolist(), costs, strict=True))
         return self._costs[kind]
 
     def itemsize(self, token: int) -> int:
@@ -437,7 +441,7 @@ def regions(trace: Trace) -> Regions:
                 inherited[:, same] = np.stack(owner)[:, [most]]
         # What has no forward op (gradients that are added up, zeros that are filled) goes with the work
         # before; gradient synchronization goes with nothing.
-        order = np.lexsort((events.start[caller[backward]], events.tid[caller[backward]]))
+        order = ordered(events.tid[caller[backward]], events.start[caller[backward]])
         before = np.maximum.accumulate(np.where(linked[order], np.arange(len(order)), -1))
         thread = events.tid[caller[backward]][order]
         same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)

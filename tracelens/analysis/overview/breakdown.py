@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, no_gpu_work
-from tracelens.arrays import Int, lookup, numbered, unique
+from tracelens.arrays import Int, lookup, numbered, ordered, unique
 from tracelens.table import (
     RANK,
     Coded,
@@ -297,7 +297,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
             pair, (owner, category_of_pair) = codes(group_of_work, with_op.category.astype(np.int64))
             time = sums(pair, with_op.dur, len(owner))
             category = np.zeros(len(name), dtype=np.int64)
-            by_time = np.lexsort((time, owner))
+            by_time = ordered(owner, time)
             category[owner[by_time]] = category_of_pair[by_time]
             order = np.argsort(-by_name.total, kind="stable")
             parts.append(

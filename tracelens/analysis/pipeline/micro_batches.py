@@ -15,7 +15,7 @@ import numpy as np
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Float, Int, isin, lookup, unique
+from tracelens.arrays import Bool, Float, Int, isin, lookup, ordered, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, forward_ops, gpu_work, steps_of, union
 
@@ -240,7 +240,7 @@ def _passes(trace: Trace, work: Work) -> Passes:
     spans = []
     in_span = key >= 0
     rows = np.flatnonzero(in_span)
-    rows = rows[np.lexsort((host[rows], key[rows]))]
+    rows = rows[ordered(key[rows], host[rows])]
     for of_span in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else []:
         number, time = int(key[of_span[0]]), int(host[of_span[0]])
         ran = union(work.start[of_span], work.end[of_span])
@@ -428,7 +428,7 @@ def pipeline_scopes(trace: Trace) -> Scopes:
                 of_action = (parts["kind"][0] not in "Ff", stage, micro_batch, pipelined)
                 actions.setdefault(code, []).append(of_action)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
-    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
+    rows = rows[ordered(events.start[rows], -events.end[rows])]
     rows_of_scopes: list[tuple[int, int, bool, int, int, bool]] = []
     reached = int(events.start[rows[0]]) if len(rows) else 0
     for row in rows.tolist():

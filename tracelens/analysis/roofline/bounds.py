@@ -13,9 +13,9 @@ from tracelens.analysis.roofline.costing import (
     CostColumns,
     Counted,
     OpCalls,
-    matrix_costing,
+    costing,
 )
-from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.arrays import Bool, Float, Int, first_rows, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
 from tracelens.table import Column, Schema, Table, codes
@@ -160,8 +160,8 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     rows = rows[np.isin(events.name[work.op[rows]], name_codes)]
     ops = trace.once(OpCalls)
     op = unique(work.op[rows])
-    group, _ = codes(*ops.keys(op))
-    costs = [ops.cost(row) for row in op[np.unique(group, return_index=True)[1]].tolist()]
+    group, (name, *_) = codes(*ops.keys(op))
+    costs = ops.costs(op[first_rows(group, len(name))])
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
@@ -181,7 +181,7 @@ def on_matrix_units(work: Work) -> Bool:
 
 def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:
     """What the cost models count (see costing.py) on matrix units."""
-    costs = matrix_costing(trace, work)
+    costs = costing(trace, work)
     each = np.where(costs.costs.on_matrix_units, costs.costs.flops, 0)
     flops = np.zeros(len(work.event), dtype=np.int64)
     counted = np.flatnonzero(costs.item >= 0)

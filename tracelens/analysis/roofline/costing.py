@@ -13,7 +13,7 @@ its own. A call is counted by the first of these that can:
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracelens.analysis.common import call_time, grammar, group_kind, integers
-from tracelens.arrays import Bool, Int, lookup, numbered, ordered, unique
+from tracelens.arrays import Bool, Int, first_rows, lookup, numbered, ordered, unique
 from tracelens.costs import NO_SHAPES, CostModel, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
@@ -36,6 +36,7 @@ from tracelens.trace import (
     argument_texts,
     decoded,
     describe,
+    rows_by_code,
 )
 
 _LOCAL = ("dtod", "memset")
@@ -98,6 +99,7 @@ class CostColumns(NamedTuple):
 class Costing(Struct, frozen=True, eq=False, dict=True):
     """What was counted how; aligned with the GPU work."""
 
+    work: Work
     call: Int  # number of the call that each piece of work belongs to
     item: Int  # index into `items` of its call, -1 where it was not counted
     reason: Int  # index into `reasons` of why it was not, -1 where it was
@@ -109,18 +111,19 @@ class Costing(Struct, frozen=True, eq=False, dict=True):
         """Of one call of each kind."""
         return CostColumns.of(item.cost for item in self.items)
 
-    def by_kind(self, work: Work) -> tuple[Int, Int]:
-        """Number of calls and their GPU time in this work, by kind of call; 0 for kinds not in it."""
+    @cached_property
+    def by_kind(self) -> tuple[Int, Int]:
+        """Number of calls and their GPU time, by kind of call; 0 where all were cut off."""
         rows = np.flatnonzero(self.item >= 0)
-        _, dur = call_time(work.take(rows), self.call[rows])
+        _, dur = call_time(self.work.take(rows), self.call[rows])
         _, first = np.unique(self.call[rows], return_index=True)
         item, size = self.item[rows[first]], len(self.items)
         return np.bincount(item, minlength=size), sums(item, dur, size)
 
 
 class _Costing:
-    def __init__(self, trace: Trace, work: Work, selected: Bool) -> None:
-        self.trace, self.work, self.selected = trace, work, selected
+    def __init__(self, trace: Trace, work: Work) -> None:
+        self.trace, self.work = trace, work
         self.events = trace.arrays
         self.ops = trace.once(OpCalls)
         count = len(work.event)
@@ -144,22 +147,11 @@ class _Costing:
         unexplained = (self.item < 0) & (self.reason < 0)
         for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
             self._set(rows, reason)
-        return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
-
-    def run_some(self) -> Costing:
-        """The rules for ops, of the work that was asked for."""
-        self._links(communication=False)
-        self._ops()
-        self._surroundings()
-        self._alone()
-        self._early()
-        cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
-        self._set(cut, CUT_OFF)
-        return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
+        return Costing(self.work, self.call, self.item, self.reason, list(self._items), list(self._reasons))
 
     @property
     def _uncounted(self) -> Int:
-        return np.flatnonzero((self.item < 0) & self.selected)
+        return np.flatnonzero(self.item < 0)
 
     def _set(self, rows: Int, counted: Counted | str) -> None:
         self.item[rows], self.reason[rows] = self._code(counted)
@@ -170,7 +162,7 @@ class _Costing:
             return -1, self._reasons.setdefault(counted, len(self._reasons))
         return self._items.setdefault(counted, len(self._items)), -1
 
-    def _links(self, communication: bool = True) -> None:
+    def _links(self) -> None:
         """What goes over links: copies and communication."""
         for rows, kind, cost in copies(self.trace, self.work):
             if kind not in _LOCAL:
@@ -185,7 +177,7 @@ class _Costing:
                         moved = copy_cost(kind, counted.cost.write_bytes)
                         copy = self.work.names[self.work.name[row]]
                         self._set(np.array([row]), Counted(copy, counted.shapes, moved, moved.note))
-        for rows, cost in collectives(self.trace, self.work) if communication else ():
+        for rows, cost in collectives(self.trace, self.work):
             self._set(rows, cost if isinstance(cost, str) else _counted(cost))
 
     def _ops(self) -> None:
@@ -208,10 +200,10 @@ class _Costing:
         # The kernel tells what arguments do not (TF32 or FP32, element type of a list of tensors).
         kernel = (self.work.name[longest], self.work.blocks[longest])
         keys = (*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
-        group, _ = codes(*keys)
-        _, first = np.unique(group, return_index=True)
-        every = [*_rows(keys, first)]
-        self._count_new(dict(zip(every, _rows((calls, forward), first), strict=True)))
+        group, distinct = codes(*keys)
+        first = first_rows(group, len(distinct[0]))
+        every = [*zip(*(column.tolist() for column in distinct), strict=True)]
+        self._count_new(every, distinct, calls[first], forward[first])
         coded = [self._code(self.ops.counted[key]) for key in every]
         item, reason = (
             np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
@@ -219,20 +211,24 @@ class _Costing:
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
 
-    def _count_new(self, ops: Mapping[Key, Sequence[int]]) -> None:
+    def _count_new(self, keys: Sequence[Key], columns: Sequence[Int], ops: Int, forward: Int) -> None:
         """Count the calls that have not been counted yet, those together that differ in sizes alone.
 
-        `ops` has the rows of each op and its forward, by what tells its calls apart.
+        Args:
+            keys: what tells the calls apart, of each.
+            columns: the same by column.
+            ops: the rows of their ops.
+            forward: the rows of their forward ops, -1 for none.
         """
         known = self.ops.counted
-        alike: dict[tuple[int, ...], list[Key]] = {}
-        for key, (op, _) in ops.items():
-            if key not in known:
-                alike.setdefault((key[0], self.ops.structure(op), *key[2:-1]), []).append(key)
-        for same in alike.values():
-            rows, (_, forward), kernel = [ops[key][0] for key in same], ops[same[0]], same[0][-2]
-            counted = self._count(rows, [key[-1] for key in same], self.work.names[kernel], forward)
-            known.update(zip(same, counted, strict=True))
+        new = np.array([row for row, key in enumerate(keys) if key not in known], dtype=np.int64)
+        name, shapes, *others, _ = (column[new] for column in columns)
+        alike, _ = codes(name, self.ops.structures(shapes), *others)
+        for members in rows_by_code(alike).values():
+            rows = new[members].tolist()
+            blocks, kernel = [keys[row][-1] for row in rows], keys[rows[0]][-2]
+            counted = self._count(ops[rows].tolist(), blocks, self.work.names[kernel], forward.item(rows[0]))
+            known.update(zip((keys[row] for row in rows), counted, strict=True))
 
     def _count(
         self, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
@@ -349,10 +345,6 @@ class _Costing:
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
 
-def _rows(columns: Sequence[Int], rows: Int) -> Iterator[Key]:
-    return zip(*(column[rows].tolist() for column in columns), strict=True)
-
-
 CallSizes = tuple[str, int]
 """What tells calls with the same other arguments and kernel apart: shapes, and the kernel's blocks."""
 _MANY_SIZES, _MOST_SIZES = 16, 256
@@ -369,8 +361,8 @@ def _known_calls(alike: tuple[Hashable, ...]) -> dict[CallSizes, Counted | str]:
 
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
-_NO_DIGITS = str.maketrans("", "", "0123456789")
-_EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
+_DIGITS = b"0123456789"
+_EXPANDED = re.compile(r"0(?<=[\[,\s]0)[\],\s]")
 
 
 class OpCalls:
@@ -389,7 +381,6 @@ class OpCalls:
         self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
         # What calls were counted as, or why they were not, by their `keys`, forward keys, kernel and blocks.
         self.counted: dict[Key, Counted | str] = {}
-        self._structures: dict[str, int] = {}
         self._known_lists: dict[str, list[list[Any]]] = {}
         self._known_texts: dict[str, list[str]] = {}
         self._batch, self._batches = _serving_batches(trace)
@@ -479,6 +470,28 @@ class OpCalls:
         except Uncounted:
             return None
 
+    def costs(self, ops: Int) -> list[OpCost | None]:
+        """`cost` of many ops, those that differ in sizes alone counted together."""
+        costs: list[OpCost | None] = [None] * len(ops)
+        recorded = np.flatnonzero(lookup(self.row, ops, -1) >= 0)
+        if not len(recorded):
+            return costs
+        name, shapes, *others = self.keys(ops[recorded])
+        alike, _ = codes(name, self.structures(shapes), *others)
+        for members in rows_by_code(alike).values():
+            rows = recorded[members].tolist()
+            same = ops[rows].tolist()
+            model = find(self.name(same[0]))
+            if model is None or model.forward:
+                continue
+            if model.inner:  # what they called differs as well
+                of_each: Sequence[OpCost | str | None] = [*map(self.cost, same)]
+            else:
+                of_each = model.count_alike(self.call(same[0]), self.shapes(same), [-1] * len(same))
+            for row, op, cost in zip(rows, same, of_each, strict=True):
+                costs[row] = None if isinstance(cost, str) or not self.recorded(op) else cost
+        return costs
+
     def describe(self, op: int) -> str:
         """The tensor arguments of the op at an event row as short text."""
         row = self.row.item(op)
@@ -495,10 +508,13 @@ class OpCalls:
     def shapes_text(self, op: int) -> str:
         return self._recorded("shapes", self.row.item(op))
 
-    def structure(self, op: int) -> int:
-        """The same number for ops whose shapes differ in numbers alone."""
-        text = self.shapes_text(op).translate(_NO_DIGITS)
-        return self._structures.setdefault(text, len(self._structures))
+    def structures(self, shapes: Int) -> Int:
+        """By code of recorded shapes, the same number for shapes that differ in numbers alone."""
+        used, row = numbered(shapes)
+        texts = self._text["shapes"].values
+        forms = [texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used]
+        number = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+        return np.array([number[form] for form in forms], dtype=np.int64)[row]
 
     def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
         """The shapes of the arguments of each of these ops, which have one structure."""
@@ -552,23 +568,11 @@ def costing(trace: Trace, work: Work) -> Costing:
     """Count the GPU work of one rank; all of it is counted once and kept with the trace."""
     if work is trace.work:
         return trace.once(_of_all)
-    return _Costing(trace, work, np.ones(len(work.event), dtype=bool)).run()
+    return _Costing(trace, work).run()
 
 
 def _of_all(trace: Trace) -> Costing:
-    return _Costing(trace, trace.work, np.ones(len(trace.work.event), dtype=bool)).run()
-
-
-def matrix_costing(trace: Trace, work: Work) -> Costing:
-    """The same, of what may run on matrix units alone; other work is left uncounted, without a reason."""
-    # Which work a cost model may count as a GEMM: its op's, or one of those around it.
-    events = trace.arrays
-    code = unique(events.name[events.where("op")]).tolist()
-    models = [(number, find(events.names[number])) for number in code]
-    multiplying = [number for number, model in models if model and model.may_multiply]
-    around = nearest(events.parent, events.depth, np.isin(events.name, multiplying) & events.where("op"))
-    multiplies: Bool = lookup(around, work.op, -1) >= 0
-    return _Costing(trace, work, multiplies | work.unlinked).run_some()
+    return _Costing(trace, trace.work).run()
 
 
 def _counted(call_cost: NamedCost) -> Counted:
@@ -786,7 +790,7 @@ def repeats(work: Work) -> Int:
     early = work.unlinked
     if not early.any():
         return repeat_of
-    order = np.lexsort((work.start, work.stream, work.device))
+    order = ordered(work.device, work.stream, work.start)
     borders = np.flatnonzero(np.diff(work.stream[order]) | np.diff(work.device[order])) + 1
     for rows in np.split(order, borders):
         recorded = np.flatnonzero(~early[rows])

@@ -26,7 +26,7 @@ from tracelens.analysis.roofline.costing import (
     Counted,
     costing,
 )
-from tracelens.arrays import Bool, Float, Int, lookup, numbered, unique
+from tracelens.arrays import Bool, Float, Int, first_rows, lookup, numbered, unique
 from tracelens.costs import UPPER_BOUND
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
@@ -204,7 +204,7 @@ def of_rank(
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
     limits = bounds(costs.costs, peaks)
-    calls, dur = costs.by_kind(work)
+    calls, dur = costs.by_kind
     of_own = bounds(costs.costs, ran_on) if projected else limits
     used = utilisation(
         trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0,
@@ -392,7 +392,7 @@ def distances(
     kept = np.flatnonzero(count)
     group, items = by_size([counted.items[kind] for kind in kept.tolist()], count[kept])
     size = len(items)
-    first = np.unique(group, return_index=True)[1]
+    first = first_rows(group, size)
     known = limits.roofline[kept][first] >= 0
     least = np.bincount(group, weights=limits.roofline[kept] * count[kept], minlength=size)
     maf = np.bincount(group, weights=limits.maf[kept] * count[kept], minlength=size)

@@ -84,14 +84,10 @@ class Reachable(NamedTuple):
     basis: str  # what the rate is known from: MEASURED, MODELED or DATA_SHEET
 
 
-def _kinds(trace: Trace) -> tuple[Int, Int]:
-    """Number and GPU time of all calls of a rank by their kind; kept with the trace."""
-    return costing(trace, trace.work).by_kind(trace.work)
-
-
 def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
     """The slow calls of a rank on the device that it ran on; none where that is not known."""
-    counted, (calls, dur_ns) = costing(trace, trace.work), trace.once(_kinds)
+    counted = costing(trace, trace.work)
+    calls, dur_ns = counted.by_kind
     best: dict[str, float] = {}
     long = np.flatnonzero((dur_ns > LONG_NS * calls) & (dur_ns > LEAST_SHARE * dur_ns.sum()))
     for kind in long.tolist():

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-import numpy as np
-
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import KINDS, Label, grammar
@@ -22,6 +20,7 @@ from tracelens.analysis.serving.steps import (
     rank_steps,
     reference,
 )
+from tracelens.arrays import median
 from tracelens.table import RANK, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
@@ -546,7 +545,7 @@ def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
         "output_tokens_per_s": _rate(outputs, dur_ns),
         "tpot_ns": round(sum(requests * ns for requests, ns in between) / tokens) if tokens else -1,
         "tpot_max_ns": max((ns for _, ns in between), default=-1),
-        "prefill_ns": round(np.median(prefills)) if prefills else -1,
+        "prefill_ns": round(median(prefills)) if prefills else -1,
     }, [Skip(f"output tokens of rank {rank.rank}", why_unknown)] if why_unknown else []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.comm import MatchedCollective, align_run
 from tracelens.analysis.common import KINDS, Label, grammar
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, median, ordered
 from tracelens.errors import TracelensError
 from tracelens.table import shortened
 from tracelens.trace import (
@@ -177,7 +177,7 @@ def _rank_steps(trace: Trace, scope: Scope = "all") -> RankSteps:
         marks = marks[lane.ravel() == np.argmax(count)]
 
     # A mark inside another is none of a step.
-    rows = marks[np.lexsort((-events.end[marks], events.start[marks]))]
+    rows = marks[ordered(events.start[marks], -events.end[marks])]
     before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
     rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
     labels = [codes[code] for code in events.name[rows].tolist()]
@@ -319,7 +319,7 @@ def reference(steps: Sequence[GlobalStep], collectives: Sequence[MatchedCollecti
     """
     decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
     if decode_ns:
-        return Reference(round(np.median(decode_ns)), RECORDED)
+        return Reference(round(median(decode_ns)), RECORDED)
     decoding = [
         on_rank
         for global_step in steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ from tracelens.analysis.stragglers.thresholds import (
     UNQUEUED_NS,
     USUAL_WEIGHT,
 )
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, median
 from tracelens.table import codes, sums
 from tracelens.trace import is_step
 from tracelens.units import duration
@@ -213,7 +214,7 @@ class Comparison:
             ns[blocked, LATE] = 0
             own = times[:, :-1].sum(axis=1) - times[:, COMM]
             ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
-            self.recorder.add(ranks, steps, ns, float(np.median(own)))
+            self.recorder.add(ranks, steps, ns, float(median(own)))
         return [self._verdicts[index] for index in range(len(self._collectives))]
 
     def _verdict(
@@ -608,7 +609,7 @@ class Workloads:
         self._extra_calls: dict[int, Bool] = {}
         for row, rank in enumerate(parts):
             others = np.delete(calls, row, axis=0)
-            usual_calls = np.median(others, axis=0) if len(others) else calls[row]
+            usual_calls = median(others) if len(others) else calls[row]
             self._extra_calls[rank] = calls[row] > usual_calls * MORE_CALLS_RATIO + 0.5
 
         # Time of a call of each key of a rank: the median of the other ranks that have it, 0 where none has.
@@ -872,7 +873,7 @@ def _routed(collectives: Sequence[MatchedCollective]) -> set[int] | None:
     return {
         rank
         for rank, carried_bytes in load.items()
-        if carried_bytes > np.median([other for number, other in load.items() if number != rank])
+        if carried_bytes > median([other for number, other in load.items() if number != rank])
     }
 
 
@@ -940,8 +941,11 @@ def _with_one_size_open(arguments: str) -> set[str]:
     """
     sizes = {size for shape in _SHAPE.findall(arguments) for size in shape.split(",")}
     words = _SIZE.split(arguments)
+    telling = sizes - {"1"}
     return {
-        "".join(["*" if word == size else word for word in words]) for size in sizes if sizes - {size, "1"}
+        "".join(["*" if word == size else word for word in words])
+        for size in sizes
+        if len(telling) > (size in telling)
     }
 
 
@@ -952,19 +956,16 @@ def families(keys: Sequence[Key]) -> Int:
     bf16[96,64]` and `bf16[64,32] bf16[32,64]`: one size may be in several places. Kernels without arguments
     are told by their name, whatever the number of their blocks.
     """
-    shared: Counter[tuple[str, str]] = Counter()
     forms = []
     open_forms: dict[str, set[str]] = {}  # of arguments, which ranks have in common
     for key in keys:
         # What it may share with others of its family: its arguments with one of their sizes left open.
         if key.arguments not in open_forms:
             open_forms[key.arguments] = _with_one_size_open(key.arguments)
-        of_key = {(key.op, key.arguments or key.kernel.partition(" x ")[0])}
-        of_key |= {(key.op, form) for form in open_forms[key.arguments]}
-        forms.append(sorted(of_key))
-        shared.update(of_key)
+        plain = key.arguments or key.kernel.partition(" x ")[0]
+        forms.append([(key.op, form) for form in sorted({plain, *open_forms[key.arguments]})])
+    shared = Counter(chain.from_iterable(forms))
     code: dict[tuple[str, str], int] = {}
     return np.array(
-        [code.setdefault(max(of_one, key=lambda form: shared[form]), len(code)) for of_one in forms],
-        dtype=np.int64,
+        [code.setdefault(max(of_one, key=shared.__getitem__), len(code)) for of_one in forms], dtype=np.int64
     )

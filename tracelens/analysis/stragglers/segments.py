@@ -24,6 +24,7 @@ from tracelens.analysis.host import (
     find_gaps,
     host_names,
     idle_pieces,
+    known_pieces,
     reads,
     threads,
     waiting_calls,
@@ -36,7 +37,7 @@ from tracelens.analysis.stragglers.thresholds import (
     LOOP_READS,
     RESTART_NS,
 )
-from tracelens.arrays import Bool, Float, Int, lookup, numbered, ranges, unique
+from tracelens.arrays import Bool, Float, Int, lookup, median, numbered, ordered, ranges, unique
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -190,7 +191,7 @@ class Ends:
     """
 
     def __init__(self, end: Int) -> None:
-        self._order = np.lexsort((-np.arange(len(end)), end))
+        self._order = ordered(end, -np.arange(len(end)))
         self._end = end[self._order]
 
     def between(self, after: int | None, until: int) -> Int:
@@ -322,7 +323,6 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     begin = trace.window.start if trace.window else int(trace.arrays.start.min())
     edges = unique(np.concatenate(([begin], comm.start, comm.end)))
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
-    time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
     blocking = waiting_calls(trace, work)
     waited = ~work.is_kernel & (work.launch >= 0) & blocking[work.launch]
     kind = np.where(is_comm, COMM, np.where(waited, BLOCKED, WORK))
@@ -330,12 +330,12 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     row, piece, ns = shares(work.start, work.end, order, edges)
     nonempty = ns > 0
     row, piece, ns = row[nonempty], piece[nonempty], ns[nonempty]
-    np.add.at(time, (piece, kind[row]), ns)
     gap = _gaps(trace, work, edges)
-    np.add.at(time, (gap.piece, gap.kind), gap.ns)
+    time = _by_kind(piece, kind[row], ns, len(edges) - 1)
+    time += _by_kind(gap.piece, gap.kind, gap.ns, len(edges) - 1)
     # Of each piece and kind, the longest gap and what the host was in during it: the last write stays.
     host, longest = np.full(time.shape, -1, dtype=np.int64), np.zeros(time.shape, dtype=np.int64)
-    by_length = np.argsort(gap.ns, kind="stable")
+    by_length = ordered(gap.ns)
     host[gap.piece[by_length], gap.kind[by_length]] = gap.host[by_length]
     longest[gap.piece[by_length], gap.kind[by_length]] = gap.ns[by_length]
     is_work = kind[row] == WORK
@@ -357,9 +357,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         )
         # A GPU that is busy is what the host waits for: nothing is missing from the trace.
         held_by = np.where(pieces.cause == CODE["unrecorded work"], BLOCKED, _KIND_OF_CAUSE[pieces.cause])
-        held_ns = np.zeros((len(by_call), len(TIMES)), dtype=np.int64)
-        np.add.at(held_ns, (between[pieces.gap], held_by), pieces.dur)
-        held[by_call] = held_ns.cumsum(axis=0)
+        held[by_call] = _by_kind(between[pieces.gap], held_by, pieces.dur, len(by_call)).cumsum(axis=0)
     # A slow host is in the call of a copy for longer than that takes on an idle GPU, but waits for nothing.
     waits, copied = blocking.copy(), work.take(~work.is_kernel & (work.launch >= 0))
     called_ns = np.minimum(trace.arrays.start[copied.launch], copied.start)
@@ -395,6 +393,11 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     )
 
 
+def _by_kind(row: Int, kind: Int, ns: Int, rows: int) -> Int:
+    """Time of each of so many rows by TIMES."""
+    return sums(row * len(TIMES) + kind, ns, rows * len(TIMES)).reshape(rows, len(TIMES))
+
+
 def host_ops(trace: Trace, blocking: Bool) -> HostOps:
     """The ops of a rank's host; `blocking` are its calls that wait for a GPU."""
     events = trace.arrays
@@ -404,7 +407,7 @@ def host_ops(trace: Trace, blocking: Bool) -> HostOps:
     for inner in (lookup(around, events.parent[is_op], -1), around[blocking]):
         holds[inner[inner >= 0]] = True
     rows = np.flatnonzero(is_op & ~holds)
-    order = rows[np.lexsort((events.end[rows] - events.start[rows], events.name[rows]))]
+    order = rows[ordered(events.name[rows], events.end[rows] - events.start[rows])]
     dur, name = events.end[order] - events.start[order], events.name[order]
     first = np.flatnonzero(np.diff(name, prepend=-1))
     count = np.diff(np.append(first, len(name)))
@@ -433,11 +436,10 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     """Idle time, each gap split into what was waited for."""
     gaps = find_gaps(work, np.array([edges[0], edges[0]]))
     gaps = gaps.take(gaps.end <= edges[-1])
-    pieces = idle_pieces(trace, work, gaps)
+    pieces = known_pieces(trace, work, gaps)
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
     kind = _KIND_OF_CAUSE[pieces.cause]
-    ns = np.zeros((len(gaps.start), len(TIMES)), dtype=np.int64)
-    np.add.at(ns, (pieces.gap, kind), pieces.dur)
+    ns = _by_kind(pieces.gap, kind, pieces.dur, len(gaps.start))
     name, op, names = host_names(trace, pieces._replace(host=pieces.inner))
     texts: dict[str, int] = {}
     pair, (name, op) = codes(name, op)
@@ -449,7 +451,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     ]
     code = np.array([texts.setdefault(text, len(texts)) for text in described], dtype=np.int64)
     host = np.full(ns.shape, -1, dtype=np.int64)
-    order = np.argsort(pieces.dur, kind="stable")
+    order = ordered(pieces.dur)
     host[pieces.gap[order], kind[order]] = code[pair[order]] if len(order) else -1
     if work.cpu_only:
         # Where a host that works itself reads values, on threads that launch work: by what, for how long.
@@ -600,7 +602,7 @@ def carried(
         return None
     more = now - before
     more_ns = more - median_of_others(more[:, None].astype(float))[:, 0]
-    before_ns = float(np.median((before[is_last] - before)[~is_last]))
+    before_ns = float(median((before[is_last] - before)[~is_last]))
     last = int(np.flatnonzero(is_last)[0])
     return Carried(previous[collective.last.rank].record.kernel, before_ns, more_ns, last)
 

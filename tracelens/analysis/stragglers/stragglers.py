@@ -91,7 +91,7 @@ from tracelens.analysis.stragglers.thresholds import (
     SMALL_NS,
     TINY,
 )
-from tracelens.arrays import Float
+from tracelens.arrays import Float, median
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, t_quantile, t_tail
 from tracelens.trace import Scope, cut, difference, exclusive, union
 
@@ -326,7 +326,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     verdicts = comparison.verdicts()
     waits = waits_caused(collectives)
     cases = list(zip(collectives, waits, verdicts, strict=True))
-    step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
+    step_ns = float(median([part.step_ns for part in parts if len(part.edges)] or [0]))
     slow = {part.rank: equal for part in parts if (equal := comparison.equal_calls(part.rank)).is_slow}
     causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns, slow)
     # Waiting that each rank caused in collectives; a receive waits for its sender in every schedule.
@@ -336,7 +336,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         tested_waits[verdict.rank] = tested_waits.get(verdict.rank, 0) + counted
     # Recorded time of the other ranks together, as seen by one.
     spans = [int(part.edges[-1] - part.edges[0]) for part in parts if len(part.edges)]
-    recorded_ns = max(float(np.median(spans)) if spans else 0.0, 1.0) * max(len(spans) - 1, 1)
+    recorded_ns = max(float(median(spans)) if spans else 0.0, 1.0) * max(len(spans) - 1, 1)
     causes_of: dict[int, list[dict[str, Any]]] = {}
     for row in causes:
         causes_of.setdefault(row["rank"], []).append(row)

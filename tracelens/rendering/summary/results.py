@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import unique
+from tracelens.arrays import median, unique
 from tracelens.rendering.summary.wording import about, guarded, percent, size
 from tracelens.rendering.tables import headline, one_line, shorten
 from tracelens.rendering.thresholds import (
@@ -112,10 +112,10 @@ def _one_rank(ranks: Table | None, delta_ns: float, noise: str) -> _OneRank | No
     towards, causes = np.sign(delta_ns), ranks.texts("cause")
     work_ns, idle_ns = (ranks.array(f"{kind}_delta_ns") * towards for kind in ("work", "idle"))
     kinds = [("work", "GPU work", work_ns)]
-    if noise not in _STEP_NOISE and np.median(work_ns) < EXPLAINED_SHARE * abs(delta_ns):
+    if noise not in _STEP_NOISE and median(work_ns) < EXPLAINED_SHARE * abs(delta_ns):
         kinds.append(("idle", "idle", idle_ns))
     for kind, name, changed_ns in kinds:
-        beyond = [change - np.median(np.delete(changed_ns, row)) for row, change in enumerate(changed_ns)]
+        beyond = [change - median(np.delete(changed_ns, row)) for row, change in enumerate(changed_ns)]
         *_, second, row = np.argsort(beyond).tolist()
         most = beyond[row]
         if most < EXPLAINED_SHARE * abs(delta_ns) or most < _LONE * max(beyond[second], 0):
@@ -724,9 +724,7 @@ def _launches_answer(result: Result) -> str:
         return ""
     medians = table.array("dur_ns")[table.coded("metric").equals("latency p50")]
     latency = (
-        f"; a kernel starts {duration(float(np.median(medians)))} after its launch call"
-        if len(medians)
-        else ""
+        f"; a kernel starts {duration(float(median(medians)))} after its launch call" if len(medians) else ""
     )
     return f"{fact}{latency}"
 

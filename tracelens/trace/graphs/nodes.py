@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, ordered
 from tracelens.table import nearest
 from tracelens.trace.links import GRAPH_CALL, PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
@@ -146,7 +146,7 @@ def replays(trace: Trace) -> list[Replay]:
     graph = events.named(GRAPH_CALL.match)
     gpu, launch = links.array("kernel_id"), links.array("launch_id")
     rows = np.flatnonzero(lookup(graph, launch, False))
-    rows = rows[np.lexsort((events.start[gpu[rows]], launch[rows]))]
+    rows = rows[ordered(launch[rows], events.start[gpu[rows]])]
     calls, first = np.unique(launch[rows], return_index=True)
     order = np.argsort(events.start[calls], kind="stable")
     pieces = np.split(gpu[rows], first[1:])
@@ -227,7 +227,7 @@ def eager(trace: Trace) -> Template:
     events, links = trace.arrays, trace.tables["links"]
     gpu, launch = links.array("kernel_id"), links.array("launch_id")
     rows = np.flatnonzero((launch >= 0) & ~lookup(events.named(GRAPH_CALL.match), launch, False))
-    rows = rows[np.lexsort((events.start[gpu[rows]], events.start[launch[rows]]))]
+    rows = rows[ordered(events.start[launch[rows]], events.start[gpu[rows]])]
     nodes = ran(trace, gpu[rows])
     return _assembled(trace, "twin", launch[rows], (nodes.kind, nodes.name, nodes.blocks), -1)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.table import Coded, Table, depths, nearest
 from tracelens.trace.graphs.nodes import Template, forward_op
 from tracelens.trace.trace import (
@@ -147,7 +147,7 @@ def _pattern(made: Attribution) -> _Pattern:
     rows = level = unique(calls)  # a twin's call may launch several kernels
     while len(level := unique(parent[level][parent[level] >= 0])):
         rows = unique(np.concatenate((rows, level)))
-    rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
+    rows = rows[ordered(events.start[rows], events.depth[rows])]
     position = events.places(rows)
     own_parent = lookup(position, parent[rows], -1)
     behind = np.arange(1, len(rows) + 1)
@@ -291,7 +291,7 @@ def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
         return own
     table = COLLECTIVES.concat([part.columns for part in (own, *copied)])
     event = table.array("event_id")
-    table = table.take(np.lexsort((event, start[event])))
+    table = table.take(ordered(start[event], event))
     order = np.empty(len(table), dtype=np.int64)
     for rows in rows_by_code(table.coded("group").codes.astype(np.int64)).values():
         order[rows] = np.arange(len(rows))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, lookup, median, ordered, unique
 from tracelens.table import Coded
 from tracelens.trace import Trace, fitting, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
@@ -85,7 +85,7 @@ def device(trace: Trace, host: RankHost, draft: Draft) -> GpuActivities:
     call = lookup(call_of_event, work.launch, -1)
     called = lookup(events.start, work.launch, LONG_AGO)
     # The last activity of the same stream that is over when each one starts.
-    order = np.lexsort((work.start, work.lane))
+    order = ordered(work.lane, work.start)
     same = work.lane[order[1:]] == work.lane[order[:-1]]
     behind = np.full(count, -1, dtype=np.int64)
     behind[order[1:][same]] = order[:-1][same]
@@ -140,7 +140,7 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     ahead = device.before[behind]
     gap = work.start[behind] - work.end[ahead]
     queued = device.called[behind] < work.start[ahead]
-    usual = int(np.median(np.maximum(gap[queued], 0))) if queued.any() else 0
+    usual = int(median(np.maximum(gap[queued], 0))) if queued.any() else 0
     draft.join(Edge.STREAM, device.finish[ahead], device.begin[behind], np.minimum(np.maximum(usual, 0), gap))
 
     after, before = _stream_waits(trace, device, host.thread)
@@ -155,12 +155,12 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     waited = np.concatenate((held_up, after))
     free = first & (idle <= device.called[launched]) & (launch_ns >= 0) & ~np.isin(launched, waited)
     name = trace.arrays.name[work.launch[launched]]
-    usual = int(np.median(launch_ns[free])) if free.any() else max(int(launch_ns.min(initial=0)), 0)
+    usual = int(median(launch_ns[free])) if free.any() else max(int(launch_ns.min(initial=0)), 0)
     least = np.empty_like(launch_ns)
     for code in unique(name).tolist():
         same_call = name == code
         free_same = same_call & free
-        least[same_call] = np.median(launch_ns[free_same]) if free_same.any() else usual
+        least[same_call] = median(launch_ns[free_same]) if free_same.any() else usual
     draft.join(Edge.LAUNCH, host.calls.begin[device.call[launched]], device.begin[launched], least)
 
 
@@ -286,7 +286,7 @@ def call_costs(waiting: Sequence[BlockingWaits]) -> dict[str, int]:
     for calls in waiting:
         for name, dur in calls.prompt.items():
             samples.setdefault(name, []).append(dur)
-    return {name: int(np.median(np.concatenate(parts))) for name, parts in samples.items()}
+    return {name: int(median(np.concatenate(parts))) for name, parts in samples.items()}
 
 
 def join_waits(calls: BlockingWaits, costs: Mapping[str, int], number_of: Int, draft: Draft) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, lookup, ordered, unique
+from tracelens.arrays import Bool, Int, lookup, median, ordered, unique
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
@@ -230,7 +230,7 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
     def _median(self, delay: Int, kind: int) -> int:
         nodes = self._nodes_bound_by.get(kind)
-        return 0 if nodes is None else int(np.median(delay[nodes]))
+        return 0 if nodes is None else int(median(delay[nodes]))
 
     @cached_property
     def _nodes_bound_by(self) -> dict[int, Int]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int, isin, lookup, unique
+from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
@@ -82,7 +82,7 @@ class Covered:
     def __init__(self, lane: Int, start: Int, end: Int) -> None:
         own = exclusive(start, end, lane)
         kept = np.flatnonzero(end > own)
-        kept = kept[np.lexsort((own[kept], lane[kept]))]
+        kept = kept[ordered(lane[kept], own[kept])]
         lane, self._start, self._end = lane[kept], own[kept], end[kept]
         self._before = np.concatenate(([0], np.cumsum(self._end - self._start)))
         self._starts = ByLane(lane, self._start)
@@ -158,7 +158,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
     )
     node, row, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A call that returns when the next one starts comes first.
-    order = np.lexsort((events.start[row], end, start, thread[row]))
+    order = ordered(thread[row], start, end, events.start[row])
     numbers, first = np.unique(thread[row[order]], return_index=True)
     by_thread = (np.split(column[order], first[1:]) for column in (node, start, end))
     chains = {number: Chain(*part) for number, *part in zip(numbers.tolist(), *by_thread, strict=False)}
@@ -184,7 +184,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         first = np.array([int(chain.node[0]) for chain in chains.values()])
         unexplained = np.concatenate((first[~isin(first, links.after)], links.resumed))
         rows = np.flatnonzero(np.isin(node, unexplained))
-        order = np.lexsort((node, end))
+        order = ordered(end, node)
         before, by_end = np.searchsorted(end[order], start[rows], side="right") - 1, lane[order]
         # Where each run of nodes of one thread begins: what precedes it is of another one.
         run = np.maximum.accumulate(np.where(np.diff(by_end, prepend=-1) != 0, np.arange(len(by_end)), 0))
@@ -297,11 +297,11 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
 def pauses(lane: Int, events: Events, mask: Bool) -> Covered:
     """When each lane is in none of these events for over PAUSE_NS, from one of them to the next."""
     rows = np.flatnonzero((lane >= 0) & mask)
-    rows = rows[np.lexsort((events.start[rows], lane[rows]))]
+    rows = rows[ordered(lane[rows], events.start[rows])]
     start, own = exclusive(events.start[rows], events.end[rows], lane[rows]), lane[rows]
     kept = events.end[rows] > start
     start, end, own = start[kept], events.end[rows][kept], own[kept]
-    order = np.lexsort((start, own))
+    order = ordered(own, start)
     start, end, own = start[order], end[order], own[order]
     index = np.flatnonzero((own[1:] == own[:-1]) & (start[1:] - end[:-1] > PAUSE_NS))
     return Covered(own[index], end[index], start[index + 1])
@@ -325,7 +325,7 @@ def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[
     gap, other = pairs
     apart = lane[gap] != other
     gap, other = gap[apart], other[apart]
-    order = np.lexsort((gap, other, lane[gap]))
+    order = ordered(lane[gap], other, gap)
     return gap[order], other[order]
 
 
@@ -382,6 +382,6 @@ def full_queue(trace: Trace) -> Bool:
     dur = events.end[calls] - events.start[calls]
     for rows in rows_by_code(events.name[calls]).values():
         free = rows[~result[calls[rows]]]
-        typical = np.median(dur[free]) if len(free) else np.inf
+        typical = median(dur[free]) if len(free) else np.inf
         result[calls[rows[dur[rows] <= STALLED_LAUNCH * typical]]] = False
     return result

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import SYNCHRONIZE
-from tracelens.arrays import Bool, Int, lookup, percentiles
+from tracelens.arrays import Bool, Int, lookup, median, percentiles
 from tracelens.table import RANK, Coded, Column, Schema, Table, codes, sums
 from tracelens.trace import matching, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
@@ -511,7 +511,7 @@ def durations_only(graph: RunGraph) -> Edit:
         for members in rows_by_code(group).values():
             same = edges[members]
             if binds[same].any():
-                edit.lag[same] = int(np.median(gap[same[binds[same]]]))
+                edit.lag[same] = int(median(gap[same[binds[same]]]))
     # Synchronisations whose work is not in the trace.
     unresolved = np.zeros(len(graph), dtype=bool)
     for index, rank in enumerate(graph.ranks):

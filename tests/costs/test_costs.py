@@ -69,21 +69,3 @@ def test_the_first_line_of_a_docstring_is_the_doc() -> None:
 def test_every_model_is_documented() -> None:
     assert not [model.name for model in MODELS if not model.doc]
     assert not [model.name for model in MODELS if not inspect.getdoc(inspect.getmodule(model.function))]
-
-
-def test_no_product_in_families_that_are_not_asked_for_one() -> None:
-    """What `may_multiply` leaves out has no cost on matrix units, by the text of all that it calls."""
-    pending, seen = [model.function for model in MODELS if not model.may_multiply], set()
-    while pending:
-        if (function := pending.pop()) in seen:
-            continue
-        seen.add(function)
-        assert '"matrix"' not in inspect.getsource(function).partition("def ")[2], function.__name__
-        called = (function.__globals__.get(name) for name in function.__code__.co_names)
-        pending += [callee for callee in called if inspect.isfunction(callee)]
-    asked = {
-        name: model.may_multiply
-        for name in ("aten::add", "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu_backward")
-        if (model := find(name))
-    }
-    assert list(asked.values()) == [False, True, True]

@@ -90,7 +90,7 @@ def _names(*names: str) -> tuple[str, ...]:
     return tuple(f"collective::{name}" for name in names)
 
 
-@cost(*_names("allreduce", "allreduce_coalesced", "all_reduce", "allreduce_sparse"), engine="vector")
+@cost(*_names("allreduce", "allreduce_coalesced", "all_reduce", "allreduce_sparse"))
 def all_reduce(call: OpCall) -> OpCost:
     """2(n-1)/n of the message."""
     (sent, received), ranks = _message_sizes(call), _group_size(call)
@@ -102,7 +102,6 @@ def all_reduce(call: OpCall) -> OpCost:
         "_allgather_base", "all_gather", "allgather", "all_gather_into_tensor", "allgather_coalesced",
         "all_gather_into_tensor_coalesced", "allgather_into_tensor_coalesced",
     ),
-    engine="vector",
 )  # fmt: skip
 def all_gather(call: OpCall) -> OpCost:
     """(n-1)/n of what is gathered."""
@@ -115,7 +114,6 @@ def all_gather(call: OpCall) -> OpCost:
         "_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
         "reduce_scatter_coalesced",
     ),
-    engine="vector",
 )  # fmt: skip
 def reduce_scatter(call: OpCall) -> OpCost:
     """(n-1)/n of what goes in."""
@@ -125,7 +123,6 @@ def reduce_scatter(call: OpCall) -> OpCost:
 
 @cost(
     *_names("all_to_all", "all_to_allv", "alltoall", "alltoallv", "alltoall_base", "all_to_all_single"),
-    engine="vector",
 )
 def all_to_all(call: OpCall) -> OpCost:
     """What the split sizes send to, or receive from, other ranks; even splits where they are unknown."""
@@ -136,14 +133,14 @@ def all_to_all(call: OpCall) -> OpCost:
     return _message_cost(sent, received, _others(max(sent, received), ranks), ranks, _EVEN)
 
 
-@cost(*_names("broadcast", "_broadcast_oop", "reduce", "_reduce_oop"), engine="vector")
+@cost(*_names("broadcast", "_broadcast_oop", "reduce", "_reduce_oop"))
 def one_to_all(call: OpCall) -> OpCost:
     """The message once."""
     sent, received = _message_sizes(call)
     return _message_cost(sent, received, max(sent, received), _group_size(call))
 
 
-@cost(*_names("gather", "scatter"), engine="vector")
+@cost(*_names("gather", "scatter"))
 def gather(call: OpCall) -> OpCost:
     """What the root receives from, or sends to, other ranks."""
     (sent, received), ranks = _message_sizes(call), _group_size(call)
@@ -153,7 +150,7 @@ def gather(call: OpCall) -> OpCost:
     )
 
 
-@cost(*_names("send", "recv", "isend", "irecv", "recv_any_source"), engine="vector")
+@cost(*_names("send", "recv", "isend", "irecv", "recv_any_source"))
 def point_to_point(call: OpCall) -> OpCost:
     """The message once: read by its sender, written by its receiver."""
     message = max(_message_sizes(call))
@@ -162,7 +159,7 @@ def point_to_point(call: OpCall) -> OpCost:
     return OpCost(0, 0, message, "u8", link="gpu", link_bytes=message)
 
 
-@cost(*_names("barrier", "wait", "coalesced", "startCoalesced", "endCoalesced"), engine="vector")
+@cost(*_names("barrier", "wait", "coalesced", "startCoalesced", "endCoalesced"))
 def synchronisation(call: OpCall) -> OpCost:
     """No data of its own: barriers, waits, and the brackets around coalesced collectives."""
     raise Uncounted(f"{call.name.rpartition(':')[2]} moves no data of its own")
@@ -223,14 +220,14 @@ def message(call: OpCall) -> Message | None:
     return Message(arguments.collective, sent, received, before.dtype, ranks)
 
 
-@cost(*_REDUCES, engine="vector")
+@cost(*_REDUCES)
 def library_all_reduce(call: OpCall) -> OpCost:
     """A handle, the message, the result."""
     message = call.tensor(1)
     return _reduced(call, message, message.bytes, call.tensor(2).bytes)
 
 
-@cost(*_QUICK, engine="vector")
+@cost(*_QUICK)
 def quick_all_reduce(call: OpCall) -> OpCost:
     """QuickReduce: a handle, the message, the result, and to how many bits elements are cut on the way."""
     message = call.tensor(1)
@@ -240,7 +237,7 @@ def quick_all_reduce(call: OpCall) -> OpCost:
     return _reduced(call, message, message.bytes, call.tensor(2).bytes, min(sent, message.dense_bytes))
 
 
-@cost(*_NORM_TO, engine="vector")
+@cost(*_NORM_TO)
 def all_reduce_norm(call: OpCall) -> OpCost:
     """A handle, the message, the residual, their sum, its RMS norm, perhaps its scales, the weight."""
     arguments = _NORM_TO[call.name]
@@ -250,7 +247,7 @@ def all_reduce_norm(call: OpCall) -> OpCost:
     return _reduced(call, message, read, written)._replace(flops=arguments.flops * message.numel)
 
 
-@cost("aiter::fused_allreduce_rmsnorm_", engine="vector")
+@cost("aiter::fused_allreduce_rmsnorm_")
 def all_reduce_norm_new(call: OpCall) -> OpCost:
     """The message, the residual, the weight; the sum and its norm are new, rows padded to a multiple."""
     message, residual = call.tensor(0), call.tensor(1)
@@ -264,19 +261,19 @@ def all_reduce_norm_new(call: OpCall) -> OpCost:
     return _reduced(call, message, read, written)._replace(flops=_NORM * message.numel)
 
 
-@cost("aiter::all_gather_reg", engine="vector")
+@cost("aiter::all_gather_reg")
 def library_all_gather(call: OpCall) -> OpCost:
     """A handle, a rank's part, all parts."""
     return _parts(call.tensor(1), call.tensor(2))
 
 
-@cost("sglang::reg_all_gather_into_tensor", engine="vector")
+@cost("sglang::reg_all_gather_into_tensor")
 def library_all_gather_into(call: OpCall) -> OpCost:
     """All parts, a rank's part."""
     return _parts(call.tensor(1), call.tensor(0))
 
 
-@cost("aiter::reduce_scatter", engine="vector")
+@cost("aiter::reduce_scatter")
 def library_reduce_scatter(call: OpCall) -> OpCost:
     """A handle, all parts, a rank's part of their sum."""
     return _parts(call.tensor(1), call.tensor(2))

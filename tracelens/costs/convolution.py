@@ -262,7 +262,7 @@ def _convolution_dims(x: tuple[int, ...], channels: int, weight: Tensor) -> tupl
 # output and indices once.
 
 
-@cost(*_MAX_POOLS, *_AVERAGE_POOLS, engine="vector")
+@cost(*_MAX_POOLS, *_AVERAGE_POOLS)
 def pool(call: OpCall) -> OpCost:
     """Pooling: one FLOP an element of every window."""
     x, rank = call.tensor(0), _rank(call)
@@ -283,7 +283,7 @@ def pool(call: OpCall) -> OpCost:
     return OpCost(prod(out) * prod(kernel), x.bytes, written, x.dtype, dims=_plane_dims(x, out, rank))
 
 
-@cost("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward", engine="vector")
+@cost("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
 def max_pool_backward(call: OpCall) -> OpCost:
     """Max pooling, backward: every gradient is added at the place its index tells, 1 FLOP."""
     grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(7)
@@ -293,7 +293,7 @@ def max_pool_backward(call: OpCall) -> OpCost:
     return OpCost(grad.numel, grad.bytes + indices.bytes, written, x.dtype, dims=dims)
 
 
-@cost("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", engine="vector")
+@cost("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
 def avg_pool_backward(call: OpCall) -> OpCost:
     """Average pooling, backward: every gradient is added to the elements of its window."""
     grad, x = call.tensor(0), call.tensor(1)
@@ -308,7 +308,7 @@ def avg_pool_backward(call: OpCall) -> OpCost:
 @cost(
     "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d",
     "aten::adaptive_avg_pool3d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d",
-    "aten::adaptive_max_pool3d", engine="vector",
+    "aten::adaptive_max_pool3d",
 )  # fmt: skip
 def adaptive_pool(call: OpCall) -> OpCost:
     """Pooling to a given size: one FLOP an element of the input (overlaps of windows once)."""
@@ -323,7 +323,7 @@ def adaptive_pool(call: OpCall) -> OpCost:
 @cost(
     "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward",
     "aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def adaptive_pool_backward(call: OpCall) -> OpCost:
     """Pooling to a given size, backward: one FLOP an element of the input (average) or output (maximum)."""
     grad, x = call.tensor(0), call.tensor(1)
@@ -333,7 +333,7 @@ def adaptive_pool_backward(call: OpCall) -> OpCost:
     return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_plane_dims(x, grad.shape, _rank(call)))
 
 
-@cost(*_NEIGHBOURS, engine="vector")
+@cost(*_NEIGHBOURS)
 def upsample(call: OpCall) -> OpCost:
     """Resampling to a given size: 2 FLOPs a neighbor of every output."""
     x, rank, neighbours = call.tensor(0), _rank(call), _NEIGHBOURS[call.name]
@@ -344,7 +344,7 @@ def upsample(call: OpCall) -> OpCost:
     return OpCost(flops, read, size(prod(out), x.dtype), x.dtype, dims=_plane_dims(x, out, rank))
 
 
-@cost(*_UPSAMPLE_BACKWARD, engine="vector")
+@cost(*_UPSAMPLE_BACKWARD)
 def upsample_backward(call: OpCall) -> OpCost:
     """Resampling, backward: 2 FLOPs a neighbor of every gradient, 1 for a nearest one."""
     grad, rank, neighbours = call.tensor(0), _rank(call), _UPSAMPLE_BACKWARD[call.name]
@@ -356,7 +356,7 @@ def upsample_backward(call: OpCall) -> OpCost:
     return OpCost(flops, grad.bytes, size(prod(shape), grad.dtype), grad.dtype, dims=dims)
 
 
-@cost(*_WINDOW, engine="vector")
+@cost(*_WINDOW)
 def upsample_antialiased(call: OpCall) -> OpCost:
     """Anti-aliased resampling, rows before columns: 2 FLOPs a neighbor of both passes' outputs."""
     x = call.tensor(0)
@@ -371,7 +371,7 @@ def upsample_antialiased(call: OpCall) -> OpCost:
     return OpCost(flops, x.bytes, size(prod(out), x.dtype), x.dtype, dims=_plane_dims(x, out, 2))
 
 
-@cost("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler", engine="vector")
+@cost("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")
 def grid_sample(call: OpCall) -> OpCost:
     """Samples at the points of a grid: 2 FLOPs a neighbor of every output."""
     x, grid = call.tensor(0), call.tensor(1)
@@ -427,14 +427,14 @@ def _plane_dims(x: Tensor, out: tuple[int, ...], rank: int) -> tuple[tuple[str, 
 # side has N elements of half the size where the complex one has N/2 + 1.
 
 
-@cost("aten::_fft_c2c", engine="vector")
+@cost("aten::_fft_c2c")
 def complex_to_complex(call: OpCall) -> OpCost:
     """Complex transform over some dimensions."""
     x, dims = _fourier_operand(call)
     return _fourier_cost(x, x.shape, dims, x.dtype, 5)
 
 
-@cost("aten::_fft_r2c", engine="vector")
+@cost("aten::_fft_r2c")
 def real_to_complex(call: OpCall) -> OpCost:
     """Transform of real elements: half of the last dimension, as the other half mirrors it, unless both."""
     x, dims = _fourier_operand(call)
@@ -444,7 +444,7 @@ def real_to_complex(call: OpCall) -> OpCost:
     return _fourier_cost(x, tuple(shape), dims, _COMPLEX_OF.get(x.dtype, ""), 2.5)
 
 
-@cost("aten::_fft_c2r", engine="vector")
+@cost("aten::_fft_c2r")
 def complex_to_real(call: OpCall) -> OpCost:
     """Transform to real elements, whose last dimension is given."""
     x, dims = _fourier_operand(call)

@@ -238,7 +238,7 @@ def _with_numbers(call: OpCall, rule: ElementwiseRule, work: str) -> str:
     return summed(work) if numbers and work == "bool" else work
 
 
-@cost(*_RULES, *(f"{name}_" for name in _RULES if not name.endswith("_")), engine="vector")
+@cost(*_RULES, *(f"{name}_" for name in _RULES if not name.endswith("_")))
 def elementwise(call: OpCall) -> OpCost:
     """Operations an element by the op's formula; every operand read, the result written."""
     name = call.name
@@ -248,7 +248,6 @@ def elementwise(call: OpCall) -> OpCost:
 
 @cost(
     "aten::div", "aten::div_", "aten::divide", "aten::divide_", "aten::true_divide", "aten::true_divide_",
-    engine="vector",
 )  # fmt: skip
 def divide(call: OpCall) -> OpCost:
     """One division an element, and one rounding where asked for; integers give fractions unless rounded.
@@ -259,13 +258,13 @@ def divide(call: OpCall) -> OpCost:
     return pointwise(call, _ROUNDED if rounded else _DIVISION)
 
 
-@cost("aten::gelu", "aten::gelu_", engine="vector")
+@cost("aten::gelu", "aten::gelu_")
 def gelu(call: OpCall) -> OpCost:
     """5 operations an element with the error function, 9 in the tanh form."""
     return pointwise(call, _GELU[_approximation(call, 1)])
 
 
-@cost("aten::gelu_backward", engine="vector")
+@cost("aten::gelu_backward")
 def gelu_backward(call: OpCall) -> OpCost:
     """11 operations an element with the error function, 18 in the tanh form."""
     return pointwise(call, _GELU_BACKWARD[_approximation(call, 2)])
@@ -281,14 +280,14 @@ def _approximation(call: OpCall, index: int) -> str:
     return "tanh" if call.text(index) == "tanh" or first else "none"
 
 
-@cost("aten::frexp", engine="vector")
+@cost("aten::frexp")
 def frexp(call: OpCall) -> OpCost:
     """Mantissas in the type of x and exponents in i32."""
     x = call.tensor(0)
     return OpCost(x.numel, x.bytes, x.dense_bytes + size(x.numel, "i32"), x.dtype)
 
 
-@cost("aten::glu", engine="vector")
+@cost("aten::glu")
 def glu(call: OpCall) -> OpCost:
     """The product a · sigmoid(b) of the two halves of x: 5 operations an element, half as many as x has."""
     x = call.tensor(0)
@@ -298,14 +297,14 @@ def glu(call: OpCall) -> OpCost:
     return OpCost(5 * half, x.bytes, size(half, result_dtype(call, 1) or x.dtype), x.dtype)
 
 
-@cost("aten::glu_backward", engine="vector")
+@cost("aten::glu_backward")
 def glu_backward(call: OpCall) -> OpCost:
     """From s = sigmoid(b): g·s and g·a·s·(1 - s), 9 operations an element of g; as large as x."""
     gradient, x = call.tensor(0), call.tensor(1)
     return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, x.dense_bytes, x.dtype)
 
 
-@cost("aten::addr", "aten::addr_", engine="vector")
+@cost("aten::addr", "aten::addr_")
 def outer(call: OpCall) -> OpCost:
     """An outer product added, x + a·bᵀ: a multiplication and an addition an element."""
     x, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -320,14 +319,14 @@ def outer(call: OpCall) -> OpCost:
 # A random number is one operation, as is every step of making the wanted distribution of it.
 
 
-@cost(*_DRAWS, engine="vector")
+@cost(*_DRAWS)
 def draw(call: OpCall) -> OpCost:
     """Random numbers written over a tensor that is not read; a tensor of probabilities is."""
     target = call.tensor(0)
     return OpCost(_DRAWS[call.name] * target.numel, call.bytes(1), target.bytes, target.dtype)
 
 
-@cost("aten::bernoulli", "aten::poisson", "aten::_standard_gamma", "aten::binomial", engine="vector")
+@cost("aten::bernoulli", "aten::poisson", "aten::_standard_gamma", "aten::binomial")
 def sample(call: OpCall) -> OpCost:
     """A random number for each parameter (read) and a comparison with it."""
     parameters = call.tensor(0)
@@ -336,7 +335,7 @@ def sample(call: OpCall) -> OpCost:
     return OpCost(2 * parameters.numel, parameters.bytes + more, written, parameters.dtype)
 
 
-@cost("aten::normal", engine="vector")
+@cost("aten::normal")
 def normal(call: OpCall) -> OpCost:
     """Normal numbers with means or deviations from tensors: 6 operations each."""
     tensors = [call.tensor(index) for index in (0, 1) if call.has(index)]
@@ -347,7 +346,7 @@ def normal(call: OpCall) -> OpCost:
     return OpCost(6 * numel, read, size(numel, tensors[0].dtype), tensors[0].dtype)
 
 
-@cost("aten::multinomial", engine="vector")
+@cost("aten::multinomial")
 def multinomial(call: OpCall) -> OpCost:
     """Positions drawn by weight: weights summed up and drawn from; the positions (i64) written."""
     weights, count = call.tensor(0), natural(call, 1)
@@ -355,7 +354,7 @@ def multinomial(call: OpCall) -> OpCost:
     return OpCost(2 * weights.numel, weights.bytes, size(rows * count, "i64"), weights.dtype)
 
 
-@cost("aten::native_dropout", "aten::_fused_dropout", engine="vector")
+@cost("aten::native_dropout", "aten::_fused_dropout")
 def dropout(call: OpCall) -> OpCost:
     """A draw, a comparison and two multiplications an element; result and mask (one byte each) written."""
     x = call.tensor(0)
@@ -364,7 +363,7 @@ def dropout(call: OpCall) -> OpCost:
     return OpCost(4 * x.numel, x.bytes, x.dense_bytes + x.numel, x.dtype)
 
 
-@cost("aten::randperm", engine="vector")
+@cost("aten::randperm")
 def permutation(call: OpCall) -> OpCost:
     """The numbers below n in random order: a draw for each, and n·⌈log₂ n⌉ comparisons to sort by it."""
     count = natural(call, 0)
@@ -373,7 +372,7 @@ def permutation(call: OpCall) -> OpCost:
     return OpCost(count * (1 + steps), 0, size(count, dtype), dtype)
 
 
-@cost("aten::arange", "aten::range", engine="vector")
+@cost("aten::arange", "aten::range")
 def arange(call: OpCall) -> OpCost:
     """A multiplication and an addition for each number of a range."""
     out = outputs(call, 0)
@@ -382,7 +381,7 @@ def arange(call: OpCall) -> OpCost:
     return OpCost(2 * count, 0, size(count, dtype), dtype)
 
 
-@cost("aten::linspace", "aten::logspace", engine="vector")
+@cost("aten::linspace", "aten::logspace")
 def linspace(call: OpCall) -> OpCost:
     """A multiplication and an addition for each of so many numbers between two, for logspace a power too."""
     out = outputs(call, 0)
@@ -391,7 +390,7 @@ def linspace(call: OpCall) -> OpCost:
     return OpCost((2 if call.name == "aten::linspace" else 3) * count, 0, size(count, dtype), dtype)
 
 
-@cost("aten::eye", engine="vector")
+@cost("aten::eye")
 def eye(call: OpCall) -> OpCost:
     """A matrix of zeros and a diagonal of ones."""
     rows = natural(call, 0)
@@ -400,7 +399,7 @@ def eye(call: OpCall) -> OpCost:
     return OpCost(0, 0, size(rows * columns, dtype), dtype)
 
 
-@cost("aten::tril_indices", "aten::triu_indices", engine="vector")
+@cost("aten::tril_indices", "aten::triu_indices")
 def triangle_indices(call: OpCall) -> OpCost:
     """Row and column (i64) of every element of a triangle of a matrix."""
     rows, columns, diagonal = natural(call, 0), natural(call, 1), call.integer(2, 0)

@@ -43,7 +43,7 @@ Link = Literal["", "host", "gpu"]
 
 
 UPPER_BOUND = "upper bound"
-"""How the note of a cost begins where the call may compute or move less than was counted."""
+"""What the note of a cost says where the call may compute or move less than was counted."""
 
 
 class OpCost(NamedTuple):
@@ -69,14 +69,8 @@ class CostModel(Struct, frozen=True):
     function: Callable[[OpCall], OpCost]  # what counts
     forward: bool = False  # whether it needs the arguments of the op's forward op too
     batch: bool = False  # whether it needs the lengths of the serving step's requests too
-    engine: Engine = "matrix"  # "vector" where nothing it counts ever runs on matrix units
     inner: bool = False  # whether it needs the ops that the op called too
     groups: bool = False  # whether it needs how many rows of a buffer lie in a group too
-
-    @property
-    def may_multiply(self) -> bool:
-        """Whether what it counts may run on matrix units."""
-        return self.engine == "matrix"
 
     def count(self, call: OpCall) -> OpCost:
         """What a call must do at least.
@@ -360,7 +354,6 @@ def cost(
     *names: str,
     forward: bool = False,
     batch: bool = False,
-    engine: Engine = "matrix",
     inner: bool = False,
     groups: bool = False,
 ) -> Callable[[CostFunction], CostFunction]:
@@ -372,7 +365,6 @@ def cost(
         forward: a backward op whose own arguments do not say enough: `call.forward` is then the forward op.
         batch: its arguments do not say how long the sequences are; `call.batch` is then that of the serving
             step around it, where it is labeled.
-        engine: "vector" where no part of the op can run on matrix units.
         inner: its own arguments do not say enough: `call.inner` is then what it called. Calls with the same
             arguments, kernel and grid are taken to have called the same.
         groups: its rows are cut into groups, and those behind the last one are left out: `call.in_groups`
@@ -381,9 +373,7 @@ def cost(
 
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
-            model = CostModel(
-                name, function, forward=forward, batch=batch, engine=engine, inner=inner, groups=groups
-            )
+            model = CostModel(name, function, forward, batch, inner, groups)
             COSTS.add(name, model, f"{function.__module__}.{function.__name__}")
         # A notebook may register a model after the first analysis.
         _models.cache_clear()

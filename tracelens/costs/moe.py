@@ -422,44 +422,43 @@ def rows_of(call: OpCall, index: int) -> Tensor:
 
 @cost(
     "*::silu_and_mul", "*::mul_and_silu", "*::swiglu", "*::fused_swiglu", "*::silu_and_mul_clamp",
-    engine="vector",
 )  # fmt: skip
 def silu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 6 operations each: SiLU and a product."""
     return _halved(call, SILU + 1)
 
 
-@cost("*::gelu_and_mul", "*::geglu", "*::fused_geglu", engine="vector")
+@cost("*::gelu_and_mul", "*::geglu", "*::fused_geglu")
 def gelu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 6 operations each: GELU (error function) and a product."""
     return _halved(call, GELU["none"] + 1)
 
 
-@cost("*::gelu_tanh_and_mul", engine="vector")
+@cost("*::gelu_tanh_and_mul")
 def gelu_tanh_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 10 operations each: GELU (tanh form) and a product."""
     return _halved(call, GELU["tanh"] + 1)
 
 
-@cost("*::fatrelu_and_mul", "*::relu_and_mul", "*::reglu", engine="vector")
+@cost("*::fatrelu_and_mul", "*::relu_and_mul", "*::reglu")
 def relu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 2 operations each: a comparison and a product."""
     return _halved(call, 2)
 
 
-@cost("*::scaled_silu_and_mul", "*::silu_and_mul_quant", engine="vector")
+@cost("*::scaled_silu_and_mul", "*::silu_and_mul_quant")
 def scaled_silu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements in a narrower type, 7 operations each: SiLU, a product and a scale."""
     return _halved(call, SILU + 2)
 
 
-@cost("SwiGLUFunction", "BiasSwiGLUFunction", "WeightedSwiGLUFunction", engine="vector")
+@cost("SwiGLUFunction", "BiasSwiGLUFunction", "WeightedSwiGLUFunction")
 def swiglu_function(call: OpCall) -> OpCost:
     """Megatron's SwiGLU: (..., 2N) to (..., N), with a bias to add or a weight a token to multiply with."""
     return _megatron(call, SILU + 1)
 
 
-@cost("BiasGeGLUFunction", "GeGLUFunction", "WeightedQuickGeGLUFunction", engine="vector")
+@cost("BiasGeGLUFunction", "GeGLUFunction", "WeightedQuickGeGLUFunction")
 def geglu_function(call: OpCall) -> OpCost:
     """Megatron's GeGLU: (..., 2N) to (..., N), GELU in the tanh form."""
     return _megatron(call, GELU["tanh"] + 1)
@@ -467,27 +466,26 @@ def geglu_function(call: OpCall) -> OpCost:
 
 @cost(
     "SwiGLUFunctionBackward", "BiasSwiGLUFunctionBackward", "WeightedSwiGLUFunctionBackward", forward=True,
-    engine="vector",
 )  # fmt: skip
 def swiglu_backward(call: OpCall) -> OpCost:
     """Gradients of both halves from the (..., N) gradient and the (..., 2N) input of the forward op."""
     return _megatron_backward(call, _SILU_BACKWARD + SILU + 1)
 
 
-@cost("BiasGeGLUFunctionBackward", "GeGLUFunctionBackward", forward=True, engine="vector")
+@cost("BiasGeGLUFunctionBackward", "GeGLUFunctionBackward", forward=True)
 def geglu_backward(call: OpCall) -> OpCost:
     """Gradients of both halves from the (..., N) gradient and the (..., 2N) input of the forward op."""
     return _megatron_backward(call, GELU_BACKWARD["tanh"] + GELU["tanh"] + 1)
 
 
-@cost("LigerSiLUMulFunction", engine="vector")
+@cost("LigerSiLUMulFunction")
 def silu_mul(call: OpCall) -> OpCost:
     """SiLU(a) · b of two tensors, 6 operations an element."""
     a, b = call.tensor(0), call.tensor(1)
     return OpCost((SILU + 1) * a.numel, a.bytes + b.bytes, a.dense_bytes, a.dtype)
 
 
-@cost("LigerSiLUMulFunctionBackward", forward=True, engine="vector")
+@cost("LigerSiLUMulFunctionBackward", forward=True)
 def silu_mul_backward(call: OpCall) -> OpCost:
     """Gradients of a and b from that of SiLU(a) · b, and from a and b."""
     gradient = call.tensor(0)

@@ -48,7 +48,7 @@ def moved(source: Tensor, result: int, dtype: str = "", note: str = "") -> OpCos
     return OpCost(0, source.bytes, size(result, dtype or source.dtype), source.dtype, note=note)
 
 
-@cost("aten::copy_", "aten::_copy_from", "aten::copy", engine="vector")
+@cost("aten::copy_", "aten::_copy_from", "aten::copy")
 def copy(call: OpCall) -> OpCost:
     """The source read, the destination written."""
     first, second = call.tensor(0), call.tensor(1)
@@ -63,7 +63,6 @@ def copy(call: OpCall) -> OpCost:
     "aten::flip", "aten::roll", "aten::rot90",
     "aten::native_channel_shuffle", "aten::channel_shuffle", "aten::pixel_shuffle", "aten::pixel_unshuffle",
     "aten::split_with_sizes_copy", "aten::split_copy", "aten::unbind_copy",
-    engine="vector",
 )  # fmt: skip
 def clone(call: OpCall) -> OpCost:
     """All elements read and written once, in the same or another order."""
@@ -71,7 +70,7 @@ def clone(call: OpCall) -> OpCost:
     return moved(source, source.numel, result_dtype(call, 1))
 
 
-@cost("aten::_to_copy", engine="vector")
+@cost("aten::_to_copy")
 def to_copy(call: OpCall) -> OpCost:
     """All elements read, and written in the element type asked for."""
     source = call.tensor(0)
@@ -80,7 +79,6 @@ def to_copy(call: OpCall) -> OpCost:
 
 @cost(
     "aten::cat", "aten::concat", "aten::_cat", "aten::stack", "aten::_stack", "aten::hstack", "aten::vstack",
-    engine="vector",
 )  # fmt: skip
 def concatenate(call: OpCall) -> OpCost:
     """All tensors of the list read and written once."""
@@ -93,7 +91,7 @@ def concatenate(call: OpCall) -> OpCost:
     return OpCost(0, count, count, dtype, dims=(("tensors", len(parts)),))
 
 
-@cost("aten::_chunk_cat", engine="vector")
+@cost("aten::_chunk_cat")
 def chunk_cat(call: OpCall) -> OpCost:
     """Tensors of a list into a given result that pads each to whole chunks: read once, all of it written."""
     out = outputs(call, 1)
@@ -109,7 +107,6 @@ def chunk_cat(call: OpCall) -> OpCost:
 @cost(
     "aten::fill_", "aten::zero_", "aten::ones_like", "aten::zeros_like", "aten::full_like", "aten::fill",
     "aten::new_zeros", "aten::new_ones", "aten::new_full",
-    engine="vector",
 )  # fmt: skip
 def fill(call: OpCall) -> OpCost:
     """One value written everywhere; nothing is read but a value that is a tensor."""
@@ -121,7 +118,7 @@ def fill(call: OpCall) -> OpCost:
     return OpCost(0, call.bytes(1), target.bytes, target.dtype)
 
 
-@cost("aten::fill_diagonal_", engine="vector")
+@cost("aten::fill_diagonal_")
 def fill_diagonal(call: OpCall) -> OpCost:
     """The diagonal written."""
     target = call.tensor(0)
@@ -131,7 +128,6 @@ def fill_diagonal(call: OpCall) -> OpCost:
 @cost(
     "aten::constant_pad_nd", "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d",
     "aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d",
-    engine="vector",
 )  # fmt: skip
 def pad(call: OpCall) -> OpCost:
     """All elements read, the padded result written; paddings are given from the last dimension on."""
@@ -150,14 +146,14 @@ def pad(call: OpCall) -> OpCost:
     return moved(source, prod(shape))
 
 
-@cost("aten::reflection_pad*_backward", "aten::replication_pad*_backward", engine="vector")
+@cost("aten::reflection_pad*_backward", "aten::replication_pad*_backward")
 def pad_backward(call: OpCall) -> OpCost:
     """The gradient read and added up in the shape of the input: one addition an element."""
     gradient, x = call.tensor(0), call.tensor(1)
     return OpCost(gradient.numel, gradient.bytes, size(x.numel, gradient.dtype), gradient.dtype)
 
 
-@cost("aten::tril", "aten::triu", "aten::tril_", "aten::triu_", engine="vector")
+@cost("aten::tril", "aten::triu", "aten::tril_", "aten::triu_")
 def triangle(call: OpCall) -> OpCost:
     """The kept triangle of every matrix read, the whole written; in place only the rest is, with zeros."""
     x = call.tensor(0)
@@ -184,14 +180,14 @@ def upper(rows: int, columns: int, diagonal: int) -> int:
     return full_rows * columns + count * (2 * first - count + 1) // 2
 
 
-@cost("aten::repeat", "aten::tile", engine="vector")
+@cost("aten::repeat", "aten::tile")
 def repeat(call: OpCall) -> OpCost:
     """All elements read once, and written as often as they are repeated."""
     source = call.tensor(0)
     return moved(source, source.numel * prod(sizes(call, 1)))
 
 
-@cost("aten::repeat_interleave", engine="vector")
+@cost("aten::repeat_interleave")
 def repeat_interleave(call: OpCall) -> OpCost:
     """Positions written, each as often as the tensor says; or elements, a fixed number of times."""
     source = call.tensor(0)
@@ -205,7 +201,6 @@ def repeat_interleave(call: OpCall) -> OpCost:
 @cost(
     "aten::slice_backward", "aten::select_backward", "aten::diagonal_backward", "aten::unfold_backward",
     "aten::trace_backward",
-    engine="vector",
 )  # fmt: skip
 def view_backward(call: OpCall) -> OpCost:
     """The gradient of a view put into zeros of the size of what was viewed."""
@@ -214,7 +209,6 @@ def view_backward(call: OpCall) -> OpCost:
 
 @cost(
     "aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter",
-    engine="vector",
 )  # fmt: skip
 def view_scatter(call: OpCall) -> OpCost:
     """A copy of one tensor with another in part of it: what is not replaced is read, and all is written."""
@@ -240,41 +234,41 @@ def _kernel_element(kernel: str) -> tuple[str, int]:
 # it. A copy within one device's memory reads and writes every byte there.
 
 
-@cost("memcpy::htod", engine="vector")
+@cost("memcpy::htod")
 def host_to_device(call: OpCall) -> OpCost:
     """So many bytes from the host: over the host link, written to memory."""
     count = call.tensor(0).bytes
     return OpCost(0, 0, count, "u8", link="host", link_bytes=count)
 
 
-@cost("memcpy::dtoh", engine="vector")
+@cost("memcpy::dtoh")
 def device_to_host(call: OpCall) -> OpCost:
     """So many bytes to the host: read from memory, over the host link."""
     count = call.tensor(0).bytes
     return OpCost(0, count, 0, "u8", link="host", link_bytes=count)
 
 
-@cost("memcpy::ptop", engine="vector")
+@cost("memcpy::ptop")
 def device_to_device(call: OpCall) -> OpCost:
     """So many bytes to another device: read here, over the link between GPUs, written there."""
     count = call.tensor(0).bytes
     return OpCost(0, count, count, "u8", link="gpu", link_bytes=count)
 
 
-@cost("memcpy::dtod", engine="vector")
+@cost("memcpy::dtod")
 def within_device(call: OpCall) -> OpCost:
     """So many bytes within one device's memory: read and written."""
     count = call.tensor(0).bytes
     return OpCost(0, count, count, "u8")
 
 
-@cost("memset::device", engine="vector")
+@cost("memset::device")
 def memset(call: OpCall) -> OpCost:
     """So many bytes set: written, nothing is read."""
     return OpCost(0, 0, call.tensor(0).bytes, "u8")
 
 
-@cost("aten::_local_scalar_dense", "aten::item", engine="vector")
+@cost("aten::_local_scalar_dense", "aten::item")
 def item(call: OpCall) -> OpCost:
     """One value to the host (`tensor.item()`): one element over the host link."""
     dtype = call.tensor(0).dtype
@@ -295,7 +289,7 @@ def item(call: OpCall) -> OpCost:
 # - `index_elementwise_kernel<T, V, ...>`: T·V elements a block, an upper bound, by T·V - 1 at most.
 
 
-@cost("aten::index", "aten::_unsafe_index", engine="vector")
+@cost("aten::index", "aten::_unsafe_index")
 def index(call: OpCall) -> OpCost:
     """The selected elements read and written."""
     x = call.tensor(0)
@@ -328,7 +322,7 @@ def _selected(call: OpCall, x: Tensor) -> tuple[int, str]:
 @cost(
     "aten::index_put_", "aten::_index_put_impl_", "aten::index_put", "aten::_unsafe_index_put",
     "aten::_index_put_impl",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def index_put(call: OpCall) -> OpCost:
     """Values read and put (or added) to as many positions; a functional one copies the rest too."""
     x, values = call.tensor(0), call.tensor(2)
@@ -343,7 +337,7 @@ def index_put(call: OpCall) -> OpCost:
     return OpCost(values.numel if add else 0, read, written, x.dtype, note=_NO_INDICES)
 
 
-@cost("aten::index_select", "aten::take", "aten::_index_select", engine="vector")
+@cost("aten::index_select", "aten::take", "aten::_index_select")
 def index_select(call: OpCall) -> OpCost:
     """One row per index read and written."""
     table = call.tensor(0)
@@ -352,7 +346,7 @@ def index_select(call: OpCall) -> OpCost:
     return _lookup(table, indices, row)
 
 
-@cost("aten::embedding", engine="vector")
+@cost("aten::embedding")
 def embedding(call: OpCall) -> OpCost:
     """One row of the table per index read and written."""
     table = call.tensor(0)
@@ -365,7 +359,7 @@ def _lookup(table: Tensor, indices: Tensor, row: int) -> OpCost:
     return OpCost(0, read, size(count, table.dtype), table.dtype)
 
 
-@cost("aten::embedding_dense_backward", engine="vector")
+@cost("aten::embedding_dense_backward")
 def embedding_dense_backward(call: OpCall) -> OpCost:
     """The gradient added up in the rows of the table: one addition an element; the whole table is written."""
     gradient, indices = call.tensor(0), call.tensor(1)
@@ -373,7 +367,7 @@ def embedding_dense_backward(call: OpCall) -> OpCost:
     return OpCost(gradient.numel, gradient.bytes + indices.bytes, written, gradient.dtype)
 
 
-@cost("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag", engine="vector")
+@cost("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
 def embedding_bag(call: OpCall) -> OpCost:
     """One row per index read and added up by bag; the sums and the bag of every index written."""
     table, indices, offsets = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -383,7 +377,7 @@ def embedding_bag(call: OpCall) -> OpCost:
     return OpCost(count, read, size(offsets.numel * row, table.dtype) + indices.bytes, table.dtype)
 
 
-@cost("aten::_embedding_bag_dense_backward", engine="vector")
+@cost("aten::_embedding_bag_dense_backward")
 def embedding_bag_backward(call: OpCall) -> OpCost:
     """The gradient of every bag added to the rows of its indices; the whole table is written."""
     gradient, indices = call.tensor(0), call.tensor(1)
@@ -392,7 +386,7 @@ def embedding_bag_backward(call: OpCall) -> OpCost:
     return OpCost(indices.numel * row, gradient.bytes + 2 * indices.bytes, written, gradient.dtype)
 
 
-@cost("aten::gather", engine="vector")
+@cost("aten::gather")
 def gather(call: OpCall) -> OpCost:
     """One element per index read and written."""
     return _lookup(call.tensor(0), call.tensor(2), 1)
@@ -401,7 +395,7 @@ def gather(call: OpCall) -> OpCost:
 @cost(
     "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce",
     "aten::scatter_reduce_",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def scatter(call: OpCall) -> OpCost:
     """One element of the source (or one value) per index written, or combined with what is there."""
     x, indices = call.tensor(0), call.tensor(2)
@@ -415,7 +409,7 @@ def scatter(call: OpCall) -> OpCost:
 @cost(
     "aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_", "aten::index_reduce",
     "aten::index_reduce_",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def index_add(call: OpCall) -> OpCost:
     """One row of the source per index written, or combined with the row that is there."""
     x, indices, source = call.tensor(0), call.tensor(2), call.tensor(3)
@@ -424,14 +418,14 @@ def index_add(call: OpCall) -> OpCost:
     return _into(call, x, source.numel, indices.bytes + source.bytes, flops)
 
 
-@cost("aten::index_fill", "aten::index_fill_", engine="vector")
+@cost("aten::index_fill", "aten::index_fill_")
 def index_fill(call: OpCall) -> OpCost:
     """One value written to one row per index."""
     x, indices = call.tensor(0), call.tensor(2)
     return _into(call, x, indices.numel * _row(x, _dim(call, x)), indices.bytes, 0)
 
 
-@cost("aten::put_", engine="vector")
+@cost("aten::put_")
 def put(call: OpCall) -> OpCost:
     """One element of the source per index written, or added to what is there."""
     x, indices, source = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -449,7 +443,7 @@ def _into(call: OpCall, x: Tensor, count: int, read: int, flops: int) -> OpCost:
     return OpCost(flops, read + size(before, x.dtype), size(written, x.dtype), x.dtype)
 
 
-@cost("aten::masked_select", engine="vector")
+@cost("aten::masked_select")
 def masked_select(call: OpCall) -> OpCost:
     """The mask read, the selected elements read and written."""
     x, mask = call.tensor(0), call.tensor(1)
@@ -461,7 +455,7 @@ def masked_select(call: OpCall) -> OpCost:
     return OpCost(0, mask.bytes + selected, selected, x.dtype, note=_AT_MOST)
 
 
-@cost("aten::masked_scatter", "aten::masked_scatter_", engine="vector")
+@cost("aten::masked_scatter", "aten::masked_scatter_")
 def masked_scatter(call: OpCall) -> OpCost:
     """The mask read, and the elements of the source written where it is set."""
     x, mask, source = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -470,14 +464,14 @@ def masked_scatter(call: OpCall) -> OpCost:
     return OpCost(0, cost_.read_bytes, cost_.write_bytes, x.dtype, note="upper bound: all of the source used")
 
 
-@cost("aten::nonzero", "aten::argwhere", engine="vector")
+@cost("aten::nonzero", "aten::argwhere")
 def nonzero(call: OpCall) -> OpCost:
     """All elements read and compared; how many positions are written is in the data."""
     x = call.tensor(0)
     return OpCost(x.numel, x.bytes, 0, x.dtype, note="positions written not recorded and not counted")
 
 
-@cost("aten::nonzero_static", engine="vector")
+@cost("aten::nonzero_static")
 def nonzero_static(call: OpCall) -> OpCost:
     """All elements read and compared, a given number of positions written."""
     x = call.tensor(0)

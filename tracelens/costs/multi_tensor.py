@@ -63,7 +63,6 @@ class Functor(NamedTuple):
 
 @cost(
     *(f"aten::_foreach_{name}{end}" for name in (*_UNARY, *_BINARY, *_TERNARY) for end in ("", "_")),
-    engine="vector",
 )
 def foreach(call: OpCall) -> OpCost:
     """Every list read once, one written."""
@@ -79,7 +78,7 @@ def foreach(call: OpCall) -> OpCost:
     return _foreach_cost(operations, lists[0], read, size(lists[0], dtype), dtype, note)
 
 
-@cost("aten::_amp_foreach_non_finite_check_and_unscale_", engine="vector")
+@cost("aten::_amp_foreach_non_finite_check_and_unscale_")
 def foreach_unscale(call: OpCall) -> OpCost:
     """Gradients checked and multiplied by one number in place."""
     elements = _list_elements(call)[0]
@@ -88,7 +87,7 @@ def foreach_unscale(call: OpCall) -> OpCost:
     return _foreach_cost(2, elements, once, once, dtype)
 
 
-@cost("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max", engine="vector")
+@cost("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")
 def foreach_norm(call: OpCall) -> OpCost:
     """The list read once, one number a tensor written."""
     elements, count = _list_elements(call)[0], len(call.shapes[0])
@@ -97,7 +96,7 @@ def foreach_norm(call: OpCall) -> OpCost:
     return _foreach_cost(operations, elements, size(elements, dtype), size(count, dtype), dtype)
 
 
-@cost("aten::_foreach_zero_", engine="vector")
+@cost("aten::_foreach_zero_")
 def foreach_zero(call: OpCall) -> OpCost:
     """The list written."""
     elements = _list_elements(call)[0]
@@ -105,7 +104,7 @@ def foreach_zero(call: OpCall) -> OpCost:
     return _foreach_cost(0, elements, 0, size(elements, dtype), dtype)
 
 
-@cost("aten::_foreach_copy_", "aten::_foreach_clone", engine="vector")
+@cost("aten::_foreach_copy_", "aten::_foreach_clone")
 def foreach_copy(call: OpCall) -> OpCost:
     """One list read, one written, which may differ in their element types."""
     elements = _list_elements(call)[0]
@@ -158,14 +157,14 @@ def _list_dtype(call: OpCall) -> str:
 # TransformerEngine's optimizers are no ops and show as kernels only.
 
 
-@cost("aten::_fused_adam_", "aten::_fused_adamw_", engine="vector")
+@cost("aten::_fused_adam_", "aten::_fused_adamw_")
 def adam(call: OpCall) -> OpCost:
     """Adam or AdamW step: 4 lists read, 3 written; AMSGrad one more of both."""
     lists = 5 if call.flag(11) else 4
     return _optimizer_step(call, lists, lists - 1 + call.has(13), 15 + (lists == 5))
 
 
-@cost("aten::_fused_sgd_", engine="vector")
+@cost("aten::_fused_sgd_")
 def sgd(call: OpCall) -> OpCost:
     """SGD step: 2 lists read, 1 written; momentum is one more of both, and not read in the first step."""
     momentum = call.text(4) not in ("", "0", "0.0", "0.")
@@ -173,7 +172,7 @@ def sgd(call: OpCall) -> OpCost:
     return _optimizer_step(call, reads, 1 + momentum + call.has(10), 7 if momentum else 4)
 
 
-@cost("aten::_fused_adagrad_", engine="vector")
+@cost("aten::_fused_adagrad_")
 def adagrad(call: OpCall) -> OpCost:
     """Adagrad step: 3 lists read, 2 written."""
     return _optimizer_step(call, 3, 2 + call.has(9), 9)
@@ -217,7 +216,7 @@ def _optimizer_step(call: OpCall, reads: int, writes: int, operations: int) -> O
 # with it.
 
 
-@cost("kernel::*multi_tensor_apply_kernel*", engine="vector")
+@cost("kernel::*multi_tensor_apply_kernel*")
 def multi_tensor(call: OpCall) -> OpCost:
     """Elements by blocks of 65,536, lists and element types by the functor in the kernel's name."""
     if call.blocks < 0:

@@ -101,7 +101,7 @@ DYNAMIC = 2
 MX_GROUP = 32
 
 
-@cost("aten::native_layer_norm", "aten::layer_norm", engine="vector")
+@cost("aten::native_layer_norm", "aten::layer_norm")
 def layer_norm(call: OpCall) -> OpCost:
     """Layer norm: 5 FLOPs an element, 1 more each for weight and bias."""
     x = call.tensor(0)
@@ -110,7 +110,7 @@ def layer_norm(call: OpCall) -> OpCost:
     return _forward(x, 5 + len(affine), affine, 2 * size(rows, statistic(x.dtype)), rows)
 
 
-@cost("aten::_fused_rms_norm", "aten::rms_norm", engine="vector")
+@cost("aten::_fused_rms_norm", "aten::rms_norm")
 def rms_norm(call: OpCall) -> OpCost:
     """RMS norm: 3 FLOPs an element, 1 more for the weight."""
     x = call.tensor(0)
@@ -119,7 +119,7 @@ def rms_norm(call: OpCall) -> OpCost:
     return _forward(x, 3 + len(affine), affine, size(rows, statistic(x.dtype)), rows)
 
 
-@cost("aten::native_group_norm", "aten::group_norm", engine="vector")
+@cost("aten::native_group_norm", "aten::group_norm")
 def group_norm(call: OpCall) -> OpCost:
     """Group norm: as layer norm, over the channels of a group; statistics for every sample and group."""
     x = call.tensor(0)
@@ -130,25 +130,25 @@ def group_norm(call: OpCall) -> OpCost:
     return _forward(x, 5 + len(affine), affine, 2 * size(rows, affine[0].dtype if affine else x.dtype), rows)
 
 
-@cost("aten::native_layer_norm_backward", engine="vector")
+@cost("aten::native_layer_norm_backward")
 def layer_norm_backward(call: OpCall) -> OpCost:
     """Layer norm, backward: 9 FLOPs an element, 2 more for the weight's gradient and 1 for the bias's."""
     return _backward(call, _tensors(call, 3, 4, 5), weight=5, mask=7, flops=(9, 2, 1))
 
 
-@cost("aten::_fused_rms_norm_backward", engine="vector")
+@cost("aten::_fused_rms_norm_backward")
 def rms_norm_backward(call: OpCall) -> OpCost:
     """RMS norm, backward: 6 FLOPs an element, 2 more for the weight's gradient."""
     return _backward(call, _tensors(call, 3, 4), weight=4, mask=5, flops=(6, 2))
 
 
-@cost("aten::native_group_norm_backward", engine="vector")
+@cost("aten::native_group_norm_backward")
 def group_norm_backward(call: OpCall) -> OpCost:
     """Group norm, backward: as layer norm."""
     return _backward(call, _tensors(call, 2, 3, 4), weight=4, mask=9, flops=(9, 2, 1))
 
 
-@cost(*_FUSED, engine="vector")
+@cost(*_FUSED)
 def fused_norm(call: OpCall) -> OpCost:
     """A library's norm, with residual or quantization: RMS norm 4 FLOPs an element, 1 for each extra."""
     arguments = _FUSED[call.name]
@@ -163,7 +163,7 @@ def fused_norm(call: OpCall) -> OpCost:
     "FusedRMSNormAffineFunctionBackward", "FusedRMSNormFunctionBackward",
     "LigerLayerNormFunctionBackward", "LigerRMSNormFunctionBackward",
     forward=True,
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def fused_norm_backward(call: OpCall) -> OpCost:
     """A library's norm, backward, sized by its forward: gradients of the input and of all parameters."""
     forward = call.of_forward()
@@ -240,7 +240,7 @@ def _dims(x: Tensor, rows: int) -> tuple[tuple[str, int], ...]:
 @cost(
     "aten::batch_norm", "aten::native_batch_norm", "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm",
     "aten::miopen_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional",
-    "aten::instance_norm", engine="vector",
+    "aten::instance_norm",
 )  # fmt: skip
 def batch_norm(call: OpCall) -> OpCost:
     """Batch norm: 7 FLOPs an element in training (5 without weight and bias), 2 in inference."""
@@ -250,19 +250,19 @@ def batch_norm(call: OpCall) -> OpCost:
     return _batch_norm(call, text == "true")
 
 
-@cost("aten::_batch_norm_with_update", engine="vector")
+@cost("aten::_batch_norm_with_update")
 def batch_norm_training(call: OpCall) -> OpCost:
     """Batch norm in training."""
     return _batch_norm(call, True)
 
 
-@cost("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update", engine="vector")
+@cost("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update")
 def batch_norm_inference(call: OpCall) -> OpCost:
     """Batch norm in inference."""
     return _batch_norm(call, False)
 
 
-@cost(*_BATCH_NORM_BACKWARD, engine="vector")
+@cost(*_BATCH_NORM_BACKWARD)
 def batch_norm_backward(call: OpCall) -> OpCost:
     """Batch norm, backward: 9 FLOPs an element in training, 5 in inference; statistics are read."""
     arguments = _BATCH_NORM_BACKWARD[call.name]
@@ -319,19 +319,19 @@ def _channel_dims(x: Tensor) -> tuple[tuple[str, int], ...]:
 # (AMD-AGI/TraceLens, kernel shape profiler).
 
 
-@cost("vllm::rocm_aiter_rmsnorm_fp8_group_quant", engine="vector")
+@cost("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
 def rms_norm_fp8(call: OpCall) -> OpCost:
     """RMS norm of x to fp8 with a float for each group of a row: x, weight, epsilon, group size."""
     return _rms_norm_fp8(call, None, 1, 3)
 
 
-@cost("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant", engine="vector")
+@cost("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant")
 def add_rms_norm_fp8(call: OpCall) -> OpCost:
     """The same of x + residual, which is a result too: x, residual, weight, epsilon, group size."""
     return _rms_norm_fp8(call, call.tensor(1), 2, 4)
 
 
-@cost("aiter::_fuse_rmsnorm_fp4_quant", engine="vector")
+@cost("aiter::_fuse_rmsnorm_fp4_quant")
 def rms_norm_mxfp4(call: OpCall) -> OpCost:
     """RMS norm of x to MXFP4, of a second x without quantization, with a residual of the first.
 
@@ -342,7 +342,7 @@ def rms_norm_mxfp4(call: OpCall) -> OpCost:
     return _rms_norm_mxfp4(call, second, call.tensor(6) if call.has(6) else None, call.flag(9))
 
 
-@cost("sglang_profiler::fused_mxfp4_quant_fused_rms_mxfp4_quant*", engine="vector")
+@cost("sglang_profiler::fused_mxfp4_quant_fused_rms_mxfp4_quant*")
 def rms_norm_mxfp4_launcher(call: OpCall) -> OpCost:
     """The same function without its numbers: a matrix behind which a vector stands is the second x."""
     first, _, *rest = call.tensors(2)
@@ -358,7 +358,7 @@ def rms_norm_mxfp4_launcher(call: OpCall) -> OpCost:
     return _rms_norm_mxfp4(call, second, residual, False)
 
 
-@cost("aiter::fused_add_rmsnorm_pad_", "vllm::rocm_aiter_triton_add_rmsnorm_pad", engine="vector")
+@cost("aiter::fused_add_rmsnorm_pad_", "vllm::rocm_aiter_triton_add_rmsnorm_pad")
 def add_rms_norm_padded(call: OpCall) -> OpCost:
     """RMS norm of x + residual, rows padded to a multiple: x, weight, epsilon, residual, the multiple."""
     x, residual = call.tensor(0), call.tensor(3)
@@ -372,7 +372,7 @@ def add_rms_norm_padded(call: OpCall) -> OpCost:
     return _fused_cost(x, _RMS + 1, x.bytes + residual.bytes + call.tensor(1).bytes, written)
 
 
-@cost("aiter::_groupnorm_run", engine="vector")
+@cost("aiter::_groupnorm_run")
 def group_norm_run(call: OpCall) -> OpCost:
     """Group norm with weight and bias; newer versions have the result and a workspace in front."""
     first = 0 if call.text(1).isdigit() else 2
@@ -381,7 +381,7 @@ def group_norm_run(call: OpCall) -> OpCost:
     return _fused_cost(x, _LAYER + 2, x.bytes + parameters, x.dense_bytes)
 
 
-@cost("primus::fused_ln_modulate", engine="vector")
+@cost("primus::fused_ln_modulate")
 def modulated(call: OpCall) -> OpCost:
     """Layer norm of x (S, B, H) times 1 + scale plus shift, (B, H) each; mean and deviation of rows saved."""
     x, scale, shift = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -389,7 +389,7 @@ def modulated(call: OpCall) -> OpCost:
     return _fused_cost(x, _LAYER + 2, x.bytes + scale.bytes + shift.bytes, written)
 
 
-@cost("primus::fused_ln_modulate_backward", engine="vector")
+@cost("primus::fused_ln_modulate_backward")
 def modulated_backward(call: OpCall) -> OpCost:
     """Gradients of x, scale (2 FLOPs an element) and shift (1) from the output's, x, statistics, scale."""
     grad, x, scale = call.tensor(0), call.tensor(1), call.tensor(4)
@@ -444,14 +444,14 @@ def _fused_cost(x: Tensor, flops: int, read: int, written: int) -> OpCost:
 
 @cost(
     "aiter::dynamic_per_tensor_quant", "aiter::dynamic_per_token_scaled_quant",
-    "aiter::dynamic_per_group_scaled_quant", "aiter::dynamic_per_group_scaled_quant_fp4", engine="vector",
+    "aiter::dynamic_per_group_scaled_quant", "aiter::dynamic_per_group_scaled_quant_fp4",
 )  # fmt: skip
 def dynamic(call: OpCall) -> OpCost:
     """Quantized elements, input, scales: 2 FLOPs an element."""
     return _into(call, call.tensor(1), (0, 2), DYNAMIC)
 
 
-@cost("aiter::static_per_tensor_quant", engine="vector")
+@cost("aiter::static_per_tensor_quant")
 def static(call: OpCall) -> OpCost:
     """Quantized elements, input, the scale: 1 FLOP an element."""
     return _into(call, call.tensor(1), (0,), 1, extra=call.bytes(2))
@@ -459,21 +459,20 @@ def static(call: OpCall) -> OpCost:
 
 @cost(
     "aiter::fused_dynamic_mx_quant_moe_sort_hip", "aiter::fused_dynamic_mxfp4_quant_moe_sort_hip",
-    engine="vector",
 )  # fmt: skip
 def dynamic_sorted(call: OpCall) -> OpCost:
     """The same with scales in the order of the sorted (token, expert) pairs: result, scales, input, order."""
     return _into(call, call.tensor(2), (0, 1), DYNAMIC, extra=call.bytes(3, 4))
 
 
-@cost("aiter::mxfp4_moe_sort_hip", engine="vector")
+@cost("aiter::mxfp4_moe_sort_hip")
 def sort_scales(call: OpCall) -> OpCost:
     """Scales into the order of the sorted (token, expert) pairs: sorted scales, scales, order."""
     read, written = call.bytes(1, 2, 3), call.tensor(0)
     return OpCost(0, read, written.bytes, call.tensor(1).dtype)
 
 
-@cost("vllm::triton_per_token_group_quant_fp8", engine="vector")
+@cost("vllm::triton_per_token_group_quant_fp8")
 def per_group(call: OpCall) -> OpCost:
     """Rows to fp8, with a float for each group of a row."""
     x, group = call.tensor(0), call.integer(1)
@@ -483,7 +482,6 @@ def per_group(call: OpCall) -> OpCost:
 @cost(
     "sglang_profiler::quant_dynamic_mxfp4_quant*",
     "sglang_profiler::fused_mxfp4_quant_fused_flatten_mxfp4_quant*",
-    engine="vector",
 )
 def mxfp4(call: OpCall) -> OpCost:
     """Rows to MXFP4; of three dimensions the last two are one row."""
@@ -496,7 +494,7 @@ def mxfp4(call: OpCall) -> OpCost:
 
 @cost(
     "primus::quantize_mxfp4_dual", "primus_turbo::quantize_mxfp4_dual",
-    "primus_turbo_cpp_extension::quantize_mxfp4_dual", engine="vector",
+    "primus_turbo_cpp_extension::quantize_mxfp4_dual",
 )  # fmt: skip
 def mxfp4_both_ways(call: OpCall) -> OpCost:
     """A matrix and its transpose to MXFP4, each with scales of its own: 4 FLOPs an element."""
@@ -507,7 +505,6 @@ def mxfp4_both_ways(call: OpCall) -> OpCost:
 
 @cost(
     "primus_turbo::quantize_fp8_tensorwise", "primus_turbo_cpp_extension::quantize_fp8_tensorwise",
-    engine="vector",
 )  # fmt: skip
 def tensorwise(call: OpCall) -> OpCost:
     """A tensor to fp8 with one scale, dynamic or an argument; its inverse is a result."""
@@ -551,21 +548,21 @@ def _row_dims(x: Tensor) -> tuple[tuple[str, int], ...]:
 # output and its gradient.
 
 
-@cost("aten::_softmax", "aten::_log_softmax", engine="vector")
+@cost("aten::_softmax", "aten::_log_softmax")
 def softmax(call: OpCall) -> OpCost:
     """Softmax: 5 FLOPs an element; half types may widen to FP32."""
     x = call.tensor(0)
     return _softmax(x, 5, out="fp32" if call.flag(2) else x.dtype)
 
 
-@cost("aten::softmax", "aten::log_softmax", "aten::_safe_softmax", "aten::special_softmax", engine="vector")
+@cost("aten::softmax", "aten::log_softmax", "aten::_safe_softmax", "aten::special_softmax")
 def softmax_public(call: OpCall) -> OpCost:
     """Softmax as called, with the type that it was asked for: 5 FLOPs an element."""
     x = call.tensor(0)
     return _softmax(x, 5, out=SCALAR_TYPES.get(call.text(2), x.dtype))
 
 
-@cost("aten::_softmax_backward_data", "aten::_log_softmax_backward_data", engine="vector")
+@cost("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 def softmax_backward(call: OpCall) -> OpCost:
     """Softmax, backward: 4 FLOPs an element; the gradient has the type that the input had."""
     grad, out = call.tensor(0), call.tensor(1)
@@ -573,21 +570,21 @@ def softmax_backward(call: OpCall) -> OpCost:
     return OpCost(4 * out.numel, grad.bytes + out.bytes, written, grad.dtype, dims=_softmax_dims(out))
 
 
-@cost("aten::_masked_softmax", "ScaledMaskedSoftmax", "GenericScaledMaskedSoftmax", engine="vector")
+@cost("aten::_masked_softmax", "ScaledMaskedSoftmax", "GenericScaledMaskedSoftmax")
 def masked_softmax(call: OpCall) -> OpCost:
     """Softmax of scores with a mask (and a scale, in Megatron's): 6 FLOPs an element."""
     x = call.tensor(0)
     return _softmax(x, 6, out=x.dtype, extra=call.bytes(1))
 
 
-@cost("ScaledSoftmax", engine="vector")
+@cost("ScaledSoftmax")
 def scaled_softmax(call: OpCall) -> OpCost:
     """Megatron's softmax of scaled scores: 6 FLOPs an element."""
     x = call.tensor(0)
     return _softmax(x, 6, out=x.dtype)
 
 
-@cost("ScaledUpperTriangMaskedSoftmax", "ScaledAlignedCausalMaskedSoftmax", engine="vector")
+@cost("ScaledUpperTriangMaskedSoftmax", "ScaledAlignedCausalMaskedSoftmax")
 def causal_softmax(call: OpCall) -> OpCost:
     """Megatron's softmax of scaled causal scores: half are neither read nor counted, all are written."""
     x = call.tensor(0)
@@ -597,7 +594,7 @@ def causal_softmax(call: OpCall) -> OpCost:
     )
 
 
-@cost("aten::_masked_softmax_backward", engine="vector")
+@cost("aten::_masked_softmax_backward")
 def masked_softmax_backward(call: OpCall) -> OpCost:
     """Softmax with a mask, backward: 5 FLOPs an element."""
     grad, out, mask = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -608,7 +605,7 @@ def masked_softmax_backward(call: OpCall) -> OpCost:
 @cost(
     "ScaledMaskedSoftmaxBackward", "GenericScaledMaskedSoftmaxBackward", "ScaledSoftmaxBackward",
     "ScaledUpperTriangMaskedSoftmaxBackward", "ScaledAlignedCausalMaskedSoftmaxBackward",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def scaled_backward(call: OpCall) -> OpCost:
     """Megatron's softmax, backward: 5 FLOPs an element; the saved output is as large as its gradient."""
     grad = call.tensor(0)

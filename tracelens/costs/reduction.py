@@ -86,7 +86,7 @@ class PointwiseLoss(NamedTuple):
     reduction: int = 2
 
 
-@cost(*_BY_NAME, engine="vector")
+@cost(*_BY_NAME)
 def reduction(call: OpCall) -> OpCost:
     """Some operations an element and a result, see the table in costs/reduction.py."""
     return reduce(call, _BY_NAME[call.name])
@@ -135,7 +135,7 @@ _LOSS_BACKWARD = {
 }
 
 
-@cost("aten::linalg_norm", engine="vector")
+@cost("aten::linalg_norm")
 def norm(call: OpCall) -> OpCost:
     """A vector norm, or a matrix norm by sums; one by singular values is not counted."""
     dims = call.integers(2) or list(range(len(call.tensor(0).shape)))
@@ -145,7 +145,7 @@ def norm(call: OpCall) -> OpCost:
     return reduce(call, _BY_NAME["aten::linalg_vector_norm"])
 
 
-@cost("aten::max", "aten::min", engine="vector")
+@cost("aten::max", "aten::min")
 def extreme(call: OpCall) -> OpCost:
     """One comparison an element: of the whole tensor, along a dimension with positions, or of two tensors."""
     if call.has(1):
@@ -153,14 +153,14 @@ def extreme(call: OpCall) -> OpCost:
     return reduce(call, _WITH_DIM if len(call.shapes) >= _WITH_DIM.least else _ALL_DIMS)
 
 
-@cost("aten::equal", engine="vector")
+@cost("aten::equal")
 def equal(call: OpCall) -> OpCost:
     """One comparison an element of two tensors; the answer is one value."""
     a, b = call.tensor(0), call.tensor(1)
     return OpCost(min(a.numel, b.numel), a.bytes + b.bytes, 1, promote([a, b]))
 
 
-@cost("aten::trace", engine="vector")
+@cost("aten::trace")
 def trace(call: OpCall) -> OpCost:
     """The sum of a matrix's diagonal."""
     x = call.tensor(0)
@@ -168,7 +168,7 @@ def trace(call: OpCall) -> OpCost:
     return OpCost(count, size(count, x.dtype), size(1, summed(x.dtype)), x.dtype)
 
 
-@cost("aten::dist", engine="vector")
+@cost("aten::dist")
 def distance(call: OpCall) -> OpCost:
     """The norm of a difference: 3 operations an element, a root in the end."""
     a, b = call.tensor(0), call.tensor(1)
@@ -184,7 +184,7 @@ def distance(call: OpCall) -> OpCost:
 # several passes over the data: that shows as lost efficiency.
 
 
-@cost("aten::sort", "aten::argsort", "aten::msort", engine="vector")
+@cost("aten::sort", "aten::argsort", "aten::msort")
 def sort(call: OpCall) -> OpCost:
     """n·⌈log₂ n⌉ comparisons along one dimension; values and their positions (i64) written."""
     x = call.tensor(0)
@@ -200,7 +200,7 @@ def sort(call: OpCall) -> OpCost:
     return OpCost(x.numel * _log2(along), x.bytes, written, x.dtype, dims=(("n", along),))
 
 
-@cost("aten::topk", engine="vector")
+@cost("aten::topk")
 def topk(call: OpCall) -> OpCost:
     """One comparison an element; the k greatest values and their positions (i64) written."""
     x, k = call.tensor(0), call.integer(1)
@@ -211,7 +211,7 @@ def topk(call: OpCall) -> OpCost:
     return OpCost(x.numel, x.bytes, _pairs(rows * k, x.dtype), x.dtype, dims=(("n", along), ("k", k)))
 
 
-@cost("aten::kthvalue", "aten::median", "aten::nanmedian", "aten::mode", engine="vector")
+@cost("aten::kthvalue", "aten::median", "aten::nanmedian", "aten::mode")
 def selection(call: OpCall) -> OpCost:
     """One comparison an element; one value and its position (i64) written for each row."""
     x = call.tensor(0)
@@ -225,7 +225,7 @@ def selection(call: OpCall) -> OpCost:
 
 @cost(
     "aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_", "aten::_cumsum", "aten::_cumprod",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def scan(call: OpCall) -> OpCost:
     """One addition or multiplication an element; as many results (i64 for integers)."""
     x = call.tensor(0)
@@ -235,21 +235,21 @@ def scan(call: OpCall) -> OpCost:
     return OpCost(x.numel, x.bytes, size(x.numel, dtype), x.dtype)
 
 
-@cost("aten::logcumsumexp", "aten::_logcumsumexp", engine="vector")
+@cost("aten::logcumsumexp", "aten::_logcumsumexp")
 def log_scan(call: OpCall) -> OpCost:
     """Running sum of exponentials, by its logarithm: 5 operations an element (see logaddexp)."""
     x = call.tensor(0)
     return OpCost(5 * x.numel, x.bytes, x.dense_bytes, x.dtype)
 
 
-@cost("aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin", engine="vector")
+@cost("aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin")
 def extreme_scan(call: OpCall) -> OpCost:
     """One comparison an element; running extremes and their positions (i64) written."""
     x = call.tensor(0)
     return OpCost(x.numel, x.bytes, _pairs(x.numel, x.dtype), x.dtype)
 
 
-@cost("aten::searchsorted", "aten::bucketize", engine="vector")
+@cost("aten::searchsorted", "aten::bucketize")
 def search(call: OpCall) -> OpCost:
     """⌈log₂(n + 1)⌉ comparisons for each value; its position (i64, i32 where asked for) written."""
     first, second = (0, 1) if call.name == "aten::searchsorted" else (1, 0)
@@ -262,7 +262,7 @@ def search(call: OpCall) -> OpCost:
     return OpCost(values.numel * steps, values.bytes + among.bytes, size(values.numel, kind), values.dtype)
 
 
-@cost("aten::isin", engine="vector")
+@cost("aten::isin")
 def isin(call: OpCall) -> OpCost:
     """⌈log₂(n + 1)⌉ comparisons of each element with n sorted ones."""
     if not (call.has(0) and call.has(1)):
@@ -273,7 +273,7 @@ def isin(call: OpCall) -> OpCost:
     return OpCost(x.numel * steps, x.bytes + among.bytes, size(x.numel, "bool"), x.dtype)
 
 
-@cost("aten::bincount", "aten::_bincount", engine="vector")
+@cost("aten::bincount", "aten::_bincount")
 def bincount(call: OpCall) -> OpCost:
     """One addition an element; counts are i64, weighted ones fractions."""
     x = call.tensor(0)
@@ -284,7 +284,7 @@ def bincount(call: OpCall) -> OpCost:
     return OpCost(x.numel, read, written, x.dtype, note="bins beyond minlength not recorded and not counted")
 
 
-@cost("aten::histc", engine="vector")
+@cost("aten::histc")
 def histc(call: OpCall) -> OpCost:
     """For each element its bin (a difference and a division) and an addition; the bins written."""
     x = call.tensor(0)
@@ -294,7 +294,7 @@ def histc(call: OpCall) -> OpCost:
 @cost(
     "aten::unique_consecutive", "aten::_unique2", "aten::_unique", "aten::unique_dim",
     "aten::unique_dim_consecutive",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def unique(call: OpCall) -> OpCost:
     """A sort, or one comparison an element where equal ones are neighbors; the result is in the data."""
     x = call.tensor(0)
@@ -303,7 +303,7 @@ def unique(call: OpCall) -> OpCost:
     return OpCost(x.numel * each, x.bytes, 0, x.dtype, note=note)
 
 
-@cost("aten::quantile", "aten::nanquantile", engine="vector")
+@cost("aten::quantile", "aten::nanquantile")
 def quantile(call: OpCall) -> OpCost:
     """A sort of everything; the quantiles asked for written."""
     x = call.tensor(0)
@@ -336,7 +336,6 @@ def _log2(count: int) -> int:
 
 @cost(
     "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::nll_loss", "aten::nll_loss_nd",
-    engine="vector",
 )  # fmt: skip
 def nll_loss(call: OpCall) -> OpCost:
     """Negative log-likelihood: one prediction a target is read, 2 FLOPs (weight, add)."""
@@ -349,7 +348,7 @@ def nll_loss(call: OpCall) -> OpCost:
     return OpCost(2 * target.numel, read, written, x.dtype, dims=_classes(call, 0), note=note)
 
 
-@cost("aten::nll_loss_backward", "aten::nll_loss2d_backward", engine="vector")
+@cost("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def nll_loss_backward(call: OpCall) -> OpCost:
     """Negative log-likelihood, backward: one value a target is written, 2 FLOPs.
 
@@ -360,7 +359,7 @@ def nll_loss_backward(call: OpCall) -> OpCost:
     return OpCost(2 * target.numel, read, size(target.numel, x.dtype), x.dtype, dims=_classes(call, 1))
 
 
-@cost("aten::cross_entropy_loss", engine="vector")
+@cost("aten::cross_entropy_loss")
 def cross_entropy(call: OpCall) -> OpCost:
     """Cross-entropy of logits: log-softmax and selection, 5 FLOPs a logit."""
     x, target = call.tensor(0), call.tensor(1)
@@ -369,7 +368,7 @@ def cross_entropy(call: OpCall) -> OpCost:
     return OpCost(5 * x.numel, x.bytes + target.bytes, written, x.dtype, dims=_classes(call, 0), note=note)
 
 
-@cost("CrossEntropyFunction", "LigerCrossEntropyFunction", engine="vector")
+@cost("CrossEntropyFunction", "LigerCrossEntropyFunction")
 def fused_cross_entropy(call: OpCall) -> OpCost:
     """Fused cross-entropy that puts the gradient in the place of the logits: 7 FLOPs a logit.
 
@@ -380,7 +379,7 @@ def fused_cross_entropy(call: OpCall) -> OpCost:
     return OpCost(7 * x.numel, x.bytes + target.bytes, written, x.dtype, dims=_classes(call, 0))
 
 
-@cost("CrossEntropyFunctionBackward", "LigerCrossEntropyFunctionBackward", forward=True, engine="vector")
+@cost("CrossEntropyFunctionBackward", "LigerCrossEntropyFunctionBackward", forward=True)
 def fused_cross_entropy_backward(call: OpCall) -> OpCost:
     """Fused cross-entropy, backward: the gradient, made in forward, is scaled in place, 1 FLOP a logit."""
     forward = call.of_forward()
@@ -388,7 +387,7 @@ def fused_cross_entropy_backward(call: OpCall) -> OpCost:
     return OpCost(x.numel, x.dense_bytes, x.dense_bytes, x.dtype, dims=_classes(forward, 0))
 
 
-@cost(*_LOSSES, engine="vector")
+@cost(*_LOSSES)
 def pointwise_loss(call: OpCall) -> OpCost:
     """Error of every element, and its mean: 3 (squared) to 8 (binary cross-entropy) FLOPs an element."""
     model = _LOSSES[call.name]
@@ -401,7 +400,7 @@ def pointwise_loss(call: OpCall) -> OpCost:
     return OpCost(model.flops * elements, read, size(results, x.dtype), x.dtype, note=note)
 
 
-@cost(*_LOSS_BACKWARD, engine="vector")
+@cost(*_LOSS_BACKWARD)
 def pointwise_loss_backward(call: OpCall) -> OpCost:
     """Gradient of an error of every element: 3 to 5 FLOPs an element."""
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
@@ -431,7 +430,7 @@ def _classes(call: OpCall, index: int) -> tuple[tuple[str, int], ...]:
 # aiter/ops/sample.py.
 
 
-@cost("aiter::mixed_sample_outer_exponential", "aiter::random_sample_outer_exponential", engine="vector")
+@cost("aiter::mixed_sample_outer_exponential", "aiter::random_sample_outer_exponential")
 def sample(call: OpCall) -> OpCost:
     """Indices, logits (T, V), noise (T, V) or the same row for all, temperatures: 4 FLOPs a logit."""
     logits = call.tensor(1)
@@ -439,7 +438,7 @@ def sample(call: OpCall) -> OpCost:
     return OpCost(4 * logits.numel, read, call.tensor(0).bytes, logits.dtype)
 
 
-@cost("aiter::greedy_sample", engine="vector")
+@cost("aiter::greedy_sample")
 def greedy(call: OpCall) -> OpCost:
     """Indices of the largest of the logits (T, V)."""
     logits = call.tensor(1)

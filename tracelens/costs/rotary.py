@@ -16,7 +16,6 @@ _TURN = 3
 
 @cost(
     "FusedRoPEFunc", "FusedRoPECachedFunc", "FusedRoPETHDFunc", "RoPE", "RoPECached", "RoPETHD", "RoPE2D",
-    engine="vector",
 )  # fmt: skip
 def rotary(call: OpCall) -> OpCost:
     """Rotary embedding of one tensor, with a table of angles or of sines: 3 FLOPs an element."""
@@ -27,7 +26,7 @@ def rotary(call: OpCall) -> OpCost:
 @cost(
     "FusedRoPEFuncBackward", "FusedRoPECachedFuncBackward", "FusedRoPETHDFuncBackward", "RoPEBackward",
     "RoPECachedBackward", "RoPETHDBackward", "RoPE2DBackward",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def rotary_backward(call: OpCall) -> OpCost:
     """Rotary embedding, backward: 3 FLOPs an element of the gradient; its table is not recorded."""
     return _rotary(call.tensor(0), 0)
@@ -37,7 +36,7 @@ def rotary_backward(call: OpCall) -> OpCost:
     "aiter::rope_fwd_impl", "aiter::rope_bwd_impl", "aiter::rope_cached_fwd_impl",
     "aiter::rope_cached_bwd_impl", "aiter::rope_thd_fwd_impl", "aiter::rope_thd_bwd_impl",
     "aiter::rope_2d_fwd_impl", "aiter::rope_2d_bwd_impl",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def aiter_rotary(call: OpCall) -> OpCost:
     """AITER's rotary embedding of one tensor into another: 3 FLOPs an element."""
     _, x, *table = call.tensors(2)
@@ -47,14 +46,14 @@ def aiter_rotary(call: OpCall) -> OpCost:
 @cost(
     "aiter::rope_2c_fwd_impl", "aiter::rope_2c_bwd_impl", "aiter::rope_cached_2c_fwd_impl",
     "aiter::rope_cached_2c_bwd_impl",
-engine="vector")  # fmt: skip
+)  # fmt: skip
 def aiter_rotary_pair(call: OpCall) -> OpCost:
     """AITER's rotary embedding of queries and keys into others: 3 FLOPs an element."""
     _, _, x, y, *table = call.tensors(4)
     return _rotary(x, sum(tensor.bytes for tensor in table) + y.bytes, y)
 
 
-@cost("aiter::rope_cached_positions_2c_fwd_impl", engine="vector")
+@cost("aiter::rope_cached_positions_2c_fwd_impl")
 def aiter_rotary_positions(call: OpCall) -> OpCost:
     """Rotary embedding of queries and keys into others, by the rows of two tables at given positions.
 
@@ -73,7 +72,7 @@ def aiter_rotary_positions(call: OpCall) -> OpCost:
     return OpCost(3 * turned, read, written, x.dtype, dims=dims)
 
 
-@cost("_C::rotary_embedding", "vllm::rotary_embedding", "sgl_kernel::rotary_embedding", engine="vector")
+@cost("_C::rotary_embedding", "vllm::rotary_embedding", "sgl_kernel::rotary_embedding")
 def serving_rotary(call: OpCall) -> OpCost:
     """Rotary embedding in place of queries and keys at given positions, whose rows of the table are read.
 
@@ -115,7 +114,7 @@ def _rotary(x: Tensor, extra: int, key: Tensor | None = None) -> OpCost:
 @cost(
     "sglang::store_cache", "sglang_profiler::memory_pool__set_kv_buffer_impl*",
     "_C_cache_ops::reshape_and_cache", "_C_cache_ops::reshape_and_cache_flash", "aiter::reshape_and_cache",
-    "aiter::reshape_and_cache_flash", engine="vector",
+    "aiter::reshape_and_cache_flash",
 )  # fmt: skip
 def store(call: OpCall) -> OpCost:
     """Keys and values of new tokens into both caches: keys, values, caches, slots."""
@@ -124,7 +123,7 @@ def store(call: OpCall) -> OpCost:
     return OpCost(0, k.bytes + v.bytes + slots.bytes, written, k.dtype, dims=(("tokens", slots.numel),))
 
 
-@cost("_C_cache_ops::concat_and_cache_mla", "aiter::concat_and_cache_mla", engine="vector")
+@cost("_C_cache_ops::concat_and_cache_mla", "aiter::concat_and_cache_mla")
 def store_latents(call: OpCall) -> OpCost:
     """Latents and rotary keys of new tokens into one cache: both, the cache, slots."""
     latent, rope, slots = call.tensor(0), call.tensor(1), call.tensor(3)
@@ -133,7 +132,7 @@ def store_latents(call: OpCall) -> OpCost:
     return OpCost(0, read, written, latent.dtype, dims=(("tokens", slots.numel),))
 
 
-@cost("aiter::fused_qk_rope_concat_and_cache_mla", engine="vector")
+@cost("aiter::fused_qk_rope_concat_and_cache_mla")
 def rotate_and_store(call: OpCall) -> OpCost:
     """Turn the rotary parts of queries and keys; join queries, and write latents and keys into the cache.
 
@@ -146,7 +145,7 @@ def rotate_and_store(call: OpCall) -> OpCost:
     return _rotated(parts, read, out.bytes + _rows(parts, cache))
 
 
-@cost("aiter::fused_qk_rope_cat_and_cache_mla", engine="vector")
+@cost("aiter::fused_qk_rope_cat_and_cache_mla")
 def rotate_and_store_triton(call: OpCall) -> OpCost:
     """The same, with turned keys as a further result, and of decoding tokens their turned queries and zeros.
 

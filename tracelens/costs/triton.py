@@ -39,7 +39,6 @@ _DIGITS = 19  # of a number in 64 bits
 
 @cost(
     "triton_poi_*", "triton_red_*", "triton_per_*", "triton_for_*", "triton_unk_*", "triton_mix_order_*",
-    engine="vector",
 )  # fmt: skip
 def generated(call: OpCall) -> OpCost:
     """Pointwise kernel or reduction: every tensor argument once, as far as its iteration domain reaches."""

@@ -39,12 +39,6 @@ def test_template_convolution(bias: list[list[int]]) -> None:
     assert op_cost.write_bytes == 2 * 8 * 64 * 112**2
 
 
-def test_templates_count_as_work_of_matrix_units() -> None:
-    model = find("triton_tem_fused_mm_0")
-    assert model is not None
-    assert model.may_multiply
-
-
 def test_batched_template_product() -> None:
     op_cost = counted(OpCall("triton_tem_fused_bmm_1", [[8, 64, 32], [8, 32, 16], [8, 64, 16]], ["fp16"] * 3))
     assert op_cost.flops == 2 * 8 * 64 * 32 * 16

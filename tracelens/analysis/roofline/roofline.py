@@ -272,7 +272,7 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
 
 def refuted(costing: Costing, count: Int, ns: Int, peak: Float) -> Bool:
     """Which kinds of calls compute less than was counted, an upper bound: their device cannot do as much."""
-    is_bound = np.array([item.cost.note.startswith(UPPER_BOUND) for item in costing.items], dtype=bool)
+    is_bound = np.array([UPPER_BOUND in item.cost.note for item in costing.items], dtype=bool)
     is_bound &= costing.costs.on_matrix_units & (peak > 0)
     beyond: Bool = is_bound & (costing.costs.flops * count > EXPLAIN_ABOVE * peak * ns / 1e9)
     return beyond

@@ -38,6 +38,7 @@ from tracelens.session import (
     option,
     render,
 )
+from tracelens.workers import keep_freed
 
 INCONCLUSIVE = 3
 """Exit code where noise hides whether the rules hold."""
@@ -54,6 +55,7 @@ def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> 
         tracelens diff eager.json.gz graphed.json.gz
         tracelens diff a.json.gz b.json.gz --captures captures_a/ --captures captures_b/
     """
+    keep_freed()
     traces = TraceFiles([str(request.base), str(request.cand)])
     out.check((), traces)
     base, cand = map(traces.only, traces.paths)
@@ -108,6 +110,7 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
     from tracelens.compare.gate import commands, comment, junit, settings
     from tracelens.rendering.formats import escaped
 
+    keep_freed()
     bases, candidates = _sides(out.paths or [], request)
     file = settings(None if request.config is None else str(request.config))
     traces = TraceFiles([*bases, *candidates])

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
-from tracelens.arrays import Float
+from tracelens.arrays import Float, percentiles
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
 from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
 from tracelens.compare.noise import Interval, PooledVariance, is_computed, noise, plausible
@@ -239,7 +239,8 @@ class GateCase(Struct, frozen=True):
         varies = float(np.ptp(np.concatenate(self.base)))
         if name not in CLEAR or not is_strict or change < least or least <= 0 or change <= varies:
             return False, False
-        typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
+        (typical_step,) = percentiles(np.concatenate(self.candidate), 50)
+        typical = sense * (float(typical_step) - before)
         runs = sqrt(float(np.mean([1 / len(side) for side in self.sides])))
         waited = CLEAR_WAITING * (1.0 if self.waiting is None else self.waiting) * runs * step
         return True, typical >= least / 2 and change >= waited

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
-from tracelens.arrays import Float, percentiles
+from tracelens.arrays import Float, median
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
 from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
 from tracelens.compare.noise import Interval, PooledVariance, is_computed, noise, plausible
@@ -239,8 +239,7 @@ class GateCase(Struct, frozen=True):
         varies = float(np.ptp(np.concatenate(self.base)))
         if name not in CLEAR or not is_strict or change < least or least <= 0 or change <= varies:
             return False, False
-        (typical_step,) = percentiles(np.concatenate(self.candidate), 50)
-        typical = sense * (float(typical_step) - before)
+        typical = sense * (median(np.concatenate(self.candidate)) - before)
         runs = sqrt(float(np.mean([1 / len(side) for side in self.sides])))
         waited = CLEAR_WAITING * (1.0 if self.waiting is None else self.waiting) * runs * step
         return True, typical >= least / 2 and change >= waited
@@ -600,7 +599,7 @@ def clock_difference(base: Side, candidate: Side) -> float:
     times = times[(times > CLOCK_CLASS_SHARE * times.sum(axis=0)).all(axis=1)]
     if len(times) < CLOCK_CLASSES:
         return 0.0
-    difference = abs(float(np.median(np.log(times[:, 1] / times[:, 0]))))
+    difference = abs(median(np.log(times[:, 1] / times[:, 0])))
     return difference if difference <= CLOCK_RANGE else 0.0
 
 

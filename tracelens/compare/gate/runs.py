@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracelens.analysis.common import Setup
-from tracelens.arrays import Float
+from tracelens.arrays import Float, median
 from tracelens.compare.noise import PooledVariance
 from tracelens.compare.thresholds import HISTORY_FREEDOM, HISTORY_VERSIONS, PACE
 from tracelens.errors import TracelensError
@@ -125,7 +125,7 @@ class Side(Struct, frozen=True):
         if len(levels) < HISTORY_VERSIONS or spread.freedom >= HISTORY_FREEDOM:
             return spread
         steps = np.diff(np.log(levels)) if relative and (levels > 0).all() else np.diff(levels)
-        sigma = float(np.median(np.abs(steps))) / 0.6745 / np.sqrt(2)
+        sigma = median(np.abs(steps)) / 0.6745 / np.sqrt(2)
         return spread.pooled(PooledVariance(sigma**2, 0.37 * len(steps)))
 
 

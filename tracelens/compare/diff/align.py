@@ -8,7 +8,6 @@ themselves (`replayed`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -206,13 +205,13 @@ class _Aligner:
         self.how[base] = self.how_back[cand] = how
         return self._below(base, cand)
 
-    def _match_subtrees(self, lists: _Lists, pairs: list[tuple[int, int]]) -> None:
+    def _match_subtrees(self, lists: _Lists, pairs: list[tuple[int, int]], how: int = SAME) -> None:
         if not pairs:
             return
         rows = np.array(pairs)
         nodes, partners = self.base.within(lists[0][rows[:, 0]]), self.cand.within(lists[1][rows[:, 1]])
         self.match[nodes] = partners
-        self.how[nodes] = self.how_back[partners] = SAME
+        self.how[nodes] = self.how_back[partners] = how
 
     def _rest(self, lists: _Lists) -> list[_Task]:
         """What has no equal between two matches: unwrap, rename, or leave it as an exchange."""
@@ -251,26 +250,18 @@ class _Aligner:
         The rest is named. A graph keeps of a program only what launches GPU work: where it replays calls of a
         list, calls for others are replaced only where both launch some.
         """
+        base_roots, cand_roots = (
+            np.concatenate([NO_ROWS, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1)
+        )
         # Unmatched subtrees that both sides have exactly once have moved.
-        unique: list[dict[int, int]] = []
-        for side, forest in enumerate((self.base, self.cand)):
-            roots = [root for lists in self._unmatched for root in lists[side].tolist()]
-            keys = [int(forest.strict[root]) for root in roots]
-            count = Counter(keys)
-            unique.append({key: root for key, root in zip(keys, roots, strict=True) if count[key] == 1})
-        for key, moved in unique[1].items():
-            if key in unique[0]:
-                node, size = unique[0][key], int(self.cand.size[moved])
-                self.match[node : node + size] = np.arange(moved, moved + size)
-                self.how[node : node + size] = self.how_back[moved : moved + size] = MOVED
+        base, cand = _single(self.base.strict, base_roots), _single(self.cand.strict, cand_roots)
+        _, base_rows, cand_rows = np.intersect1d(
+            self.base.strict[base], self.cand.strict[cand], assume_unique=True, return_indices=True
+        )
+        self._match_subtrees((base, cand), [*zip(base_rows.tolist(), cand_rows.tolist(), strict=True)], MOVED)
         if self.base.copied.any() or self.cand.copied.any():
             # Calls of one side that a graph of the other replays, in any order of threads and wrappers.
-            lists = (
-                np.concatenate([NO_ROWS, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1)
-            )
-            base, cand = (
-                forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
-            )
+            base, cand = self.base.within(base_roots), self.cand.within(cand_roots)
             base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
             base, cand = replayed(self.base, base, self.cand, cand)
             self.match[base] = cand
@@ -333,8 +324,15 @@ def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]
 def _common(base: Hash, cand: Hash) -> int:
     """Length of the common begin of two lists."""
     count = min(len(base), len(cand))
-    differs = np.flatnonzero(base[:count] != cand[:count])
-    return int(differs[0]) if len(differs) else count
+    differs = base[:count] != cand[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+def _single(keys: Hash, nodes: Int) -> Int:
+    """The nodes whose key no other of them has."""
+    _, first, count = np.unique(keys[nodes], return_index=True, return_counts=True)
+    single: Int = nodes[first[count == 1]]
+    return single
 
 
 def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:

@@ -134,7 +134,8 @@ def analyze_run(
     (trace,) = run.traces
     slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
-    trim = give_back if len(trace.tables["events"]) >= _MANY_EVENTS else bool
+    is_large = len(trace.tables["events"]) >= _MANY_EVENTS
+    trim = give_back if is_large else bool
     trim()  # half of what reading took
 
     def part_of(item: Analyzer | Shared) -> Any:
@@ -150,6 +151,7 @@ def analyze_run(
     worth = worth and len(trace.arrays.start) >= _WORTH_EVENTS and can_copy()
     if worth:  # computed before the copy, since both processes need it
         from tracelens.analysis.fusable import step_gaps
+        from tracelens.analysis.host import Host
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
         from tracelens.trace import enclosing_op
@@ -158,6 +160,8 @@ def analyze_run(
         guard("idle time", trace.once, step_gaps)
         guard("serving steps", rank_steps, trace)
         guard("enclosing ops", trace.once, enclosing_op)
+        if is_large:  # two processes would keep what a few parts make again
+            trace.forget(Host)
         give_back()
     with beside(lambda: [slow_parts()], worth) as wait:
         parts = {}

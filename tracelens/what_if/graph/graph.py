@@ -312,7 +312,7 @@ class Draft(Struct):
         first = np.searchsorted(dst, np.arange(len(order) + 1))
         graph = RunGraph(
             ranks=tuple(ranks),
-            kind=kind,
+            kind=kind.astype(np.int8),
             rank=rank,
             event=event,
             work=work,
@@ -324,7 +324,7 @@ class Draft(Struct):
             src=src,
             dst=dst,
             lag=lag,
-            edge=edge,
+            edge=edge.astype(np.int8),
             first=first,
             shift=tuple(shift),
             dropped={kind.name.lower(): number for kind, number in zip(Edge, dropped, strict=True) if number},

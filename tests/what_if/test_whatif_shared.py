@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import tracelens
 from tests.what_if.replays import run_of
-from tracelens.analysis import SHARED, combined, in_order, with_required
+from tracelens.analysis import SHARED, Combining, in_order, with_required
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure
 from tracelens.table import Skip
@@ -137,8 +137,9 @@ def test_it_is_let_go_when_nobody_needs_it() -> None:
         alive[name] = sum(type(item) is Projector for item in gc.get_objects())
         return parts.pop(name)
 
-    results = combined(items, parts_of)
-    assert [result.analyzer for result in results] == [item.name for item in items]
+    combining = Combining(items, parts_of)
+    combining.combine(combining.missing)
+    assert [result.analyzer for result in combining.results] == [item.name for item in items]
     assert not parts
     order = [*alive]
     assert alive["findings"] == alive["replays"] + 1

@@ -5,10 +5,10 @@ Everything in the package calls a type by its short name ("bf16"); scripts that 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 
-class ElementType(NamedTuple):
+class ElementType(Struct, frozen=True):
     """An element type.
 
     Attributes:

@@ -7,7 +7,9 @@ import io
 import pickle
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +18,7 @@ REDUCERS: dict[type, Callable[[Any], str | tuple[Any, ...]]] = {}
 """Of types that are packed in a way of their own, the function and arguments that make an object again."""
 
 
-class PackedPart(NamedTuple):
+class PackedPart(Struct, frozen=True):
     """A part on its way, and until it is needed."""
 
     data: bytes

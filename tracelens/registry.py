@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.plugins import any_plugins, load_plugins
@@ -108,7 +110,7 @@ def _import_package(package: str, without: frozenset[str] = frozenset()) -> None
             importlib.import_module(module.name)
 
 
-class Registered(NamedTuple):
+class Registered(Struct, frozen=True):
     """What the source says of a registered function."""
 
     name: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 Unit = Literal[
     "", "ns", "bytes", "fraction", "ratio", "efficiency", "count", "flops", "flops/s", "bytes/s", "flops/byte"
@@ -20,7 +22,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 GB = 10**9
 
 
-class Scale(NamedTuple):
+class Scale(Struct, frozen=True):
     """A multiple of a unit.
 
     Attributes:

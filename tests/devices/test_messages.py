@@ -107,8 +107,8 @@ def test_newer_measurements_replace_those_of_the_same() -> None:
         (gemm, wider), (head,), LINKS.bandwidths, LaunchCost(kernel_ns=5), {"date": "1", "gpu": "x"}
     )
     faster = curve("all_to_all", 200e9, 8)
-    new = old.updated(Measured((wider._replace(kind="weight"),), (), (faster,), about={"date": "2"}))
-    assert new.gemms == (gemm, wider, wider._replace(kind="weight"))
+    new = old.updated(Measured((replace(wider, kind="weight"),), (), (faster,), about={"date": "2"}))
+    assert new.gemms == (gemm, wider, replace(wider, kind="weight"))
     assert new.attention == (head,)
     assert len(new.bandwidths) == len(LINKS.bandwidths)
     time = message_seconds(new, "all_to_all", MIB, 8)

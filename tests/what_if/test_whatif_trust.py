@@ -78,8 +78,8 @@ def without(recorded: Recorded, missing: Bool) -> Recorded:
     src, dst, lag, edge = (column[~missing] for column in (graph.src, graph.dst, graph.lag, graph.edge))
     first = np.searchsorted(dst, np.arange(len(graph) + 1))
     delay = unexplained_delays(graph.start, graph.dur, src, dst, lag, first)
-    return recorded._replace(
-        graph=replace(graph, src=src, dst=dst, lag=lag, edge=edge, first=first, delay=delay)
+    return replace(
+        recorded, graph=replace(graph, src=src, dst=dst, lag=lag, edge=edge, first=first, delay=delay)
     )
 
 

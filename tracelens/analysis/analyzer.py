@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -202,7 +202,7 @@ SHARED: Registry[Shared] = Registry(
 )
 
 
-class Option(NamedTuple):
+class Option(Struct, frozen=True):
     """What is known of one option."""
 
     values: tuple[Any, ...]  # the only ones that it takes, () where that is not said

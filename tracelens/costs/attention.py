@@ -19,6 +19,8 @@ import re
 from math import prod
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from tracelens.costs.model import (
     NO_SHAPES,
     Lengths,
@@ -64,7 +66,7 @@ class Mask(NamedTuple):
 FULL = Mask()
 
 
-class AttentionCall(NamedTuple):
+class AttentionCall(Struct, frozen=True):
     """One attention as its op was called."""
 
     q: Tensor  # queries, keys and values
@@ -114,7 +116,7 @@ _ARGUMENTS = "lengths from the longest ones and the pages in use"
 _WINDOW = "upper bound: a sliding window is not counted"
 
 
-class Paged(NamedTuple):
+class Paged(Struct, frozen=True):
     """One call over a paged cache."""
 
     q: Tensor  # queries (T, H, D) of all sequences

@@ -19,7 +19,8 @@ hundreds of times slower than they are.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
 
@@ -35,7 +36,7 @@ _NORM = 5
 _QUICK_BITS = {1: 8, 2: 6, 3: 4}
 
 
-class FusedAllReduce(NamedTuple):
+class FusedAllReduce(Struct, frozen=True):
     """An all-reduce with an RMS norm: argument indices of what is read and written, the message first."""
 
     reads: tuple[int, ...]
@@ -43,7 +44,7 @@ class FusedAllReduce(NamedTuple):
     flops: int
 
 
-class Message(NamedTuple):
+class Message(Struct, frozen=True):
     """What a library's op sends and receives."""
 
     collective: str  # as torch's profiler names it
@@ -53,7 +54,7 @@ class Message(NamedTuple):
     ranks: int  # of the group, 0 where neither shapes nor the kernel's name tell
 
 
-class _MessageArguments(NamedTuple):
+class _MessageArguments(Struct, frozen=True):
     """A collective and the arguments that hold what a rank sends and what it receives."""
 
     collective: str

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import re
 from math import log2, prod
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
 from tracelens.costs.tensors import REAL
 
 
-class ConvolutionArguments(NamedTuple):
+class ConvolutionArguments(Struct, frozen=True):
     """Where an op has its arguments, -1 where it has none; input and filter are always 0 and 1."""
 
     bias: int

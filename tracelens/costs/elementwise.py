@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
 from tracelens.costs.movement import upper
@@ -39,7 +41,7 @@ Result = Literal["same", "float", "bool", "first", "real", "complex", "fp64", "c
 # operation or library function (exponential, root, error function) is one. Choosing or moving values is none.
 
 
-class ElementwiseRule(NamedTuple):
+class ElementwiseRule(Struct, frozen=True):
     """How an elementwise op is counted."""
 
     operations: int  # per element of the result

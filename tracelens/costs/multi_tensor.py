@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracelens.costs.model import LONG_LIST, NO_SHAPES, OpCall, OpCost, Uncounted, cost, size
 from tracelens.dtypes import known_dtype
@@ -49,7 +50,7 @@ _FUNCTOR_OPERATIONS = {
 }  # fmt: skip
 
 
-class Functor(NamedTuple):
+class Functor(Struct, frozen=True):
     """What a multi-tensor kernel does, read from its name."""
 
     name: str  # of the functor class

@@ -15,7 +15,8 @@ kernel reads its input a second time, when a row is too long to be kept, is not 
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
@@ -25,7 +26,7 @@ from tracelens.dtypes import SCALAR_TYPES
 _ASSUMED = "all gradients assumed: the required ones are not recorded"
 
 
-class FusedNorm(NamedTuple):
+class FusedNorm(Struct, frozen=True):
     """A library's norm: argument indices of its input, of what else it reads and writes (none: new)."""
 
     x: int
@@ -77,7 +78,7 @@ _TRAINING_ARGUMENT = 5
 """Index of the argument that says whether it is training."""
 
 
-class BatchNormArguments(NamedTuple):
+class BatchNormArguments(Struct, frozen=True):
     """Where a backward op has the output's gradient, the input, its mode and which gradients are wanted."""
 
     grad: int

@@ -7,7 +7,7 @@ the result: it is then left out, and the note says so.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from tracelens.costs.elementwise import ElementwiseRule, pointwise
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
@@ -30,7 +30,7 @@ from tracelens.costs.tensors import (
 _UNKNOWN = "dimensions not recorded: result not counted"
 
 
-class ReductionRule(NamedTuple):
+class ReductionRule(Struct, frozen=True):
     """How a reduction is counted."""
 
     each: int  # operations an element
@@ -79,7 +79,7 @@ _TWO_TENSORS = ElementwiseRule(1, (0, 1))
 _SORTED_FLAGS = ("", "None", "True", "False")
 
 
-class PointwiseLoss(NamedTuple):
+class PointwiseLoss(Struct, frozen=True):
     """A loss of two tensors of one shape: FLOPs an element and where the reduction stands."""
 
     flops: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct, field
 
@@ -51,7 +51,7 @@ GemmKind = Literal["output", "weight"]
 """y = x w, whose rows are those of x, or the weight gradient x^T dy, which sums over these rows."""
 
 
-class GemmCurve(NamedTuple):
+class GemmCurve(Struct, frozen=True):
     """Rates of GEMMs of m rows with (k, n) weights, by m."""
 
     dtype: str  # of the operands, short as in `DTYPES`
@@ -68,7 +68,7 @@ class GemmCurve(NamedTuple):
         return self.dtype, self.kind, self.matrices > 1
 
 
-class AttentionCurve(NamedTuple):
+class AttentionCurve(Struct, frozen=True):
     """Rates of causal flash attention by sequence length; the backward counts the recomputed scores."""
 
     dtype: str
@@ -83,7 +83,7 @@ class AttentionCurve(NamedTuple):
         return self.dtype, self.query_dim, self.value_dim
 
 
-class Bandwidth(NamedTuple):
+class Bandwidth(Struct, frozen=True):
     """Bytes per second by size."""
 
     # in device memory `copy`, `triad` (elementwise), `concat` (of parts of heads) and `scatter` (rows added
@@ -104,7 +104,7 @@ class Bandwidth(NamedTuple):
 _Curve = TypeVar("_Curve", GemmCurve, AttentionCurve, Bandwidth)
 
 
-class Modeled(NamedTuple):
+class Modeled(Struct, frozen=True):
     """Numbers of an architecture from which rates that were not measured are modeled; GEMMs by `tiles`."""
 
     matrix_share: float  # of the peak, under the load of large GEMMs: clock and issue

@@ -6,9 +6,9 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Bool, Int, isin, lookup
 from tracelens.filenames import traces_among
@@ -23,14 +23,14 @@ _WITH_DEVICE = ("replay", "whatif")
 _REPLAYABLE = re.compile("aten::")
 
 
-class Spot(NamedTuple):
+class Spot(Struct, frozen=True):
     """Whose time it is: GPU stream and host thread, "" where the trace does not show them."""
 
     stream: str
     thread: str
 
 
-class CommandSource(NamedTuple):
+class CommandSource(Struct, frozen=True):
     """What commands about one rank's findings need of its trace."""
 
     path: str  # of the file
@@ -103,7 +103,7 @@ class CommandSource(NamedTuple):
         return _number(self.steps[index])
 
 
-class Commands(NamedTuple):
+class Commands(Struct, frozen=True):
     """The command lines and positions of a run's findings."""
 
     recordings: Mapping[int, CommandSource]  # by rank

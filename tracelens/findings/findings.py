@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
@@ -159,7 +160,7 @@ CHECKS = Schema(
 )
 
 
-class RankDetections(NamedTuple):
+class RankDetections(Struct, frozen=True):
     """What the detectors found on one rank."""
 
     rank: int  # of the trace
@@ -181,7 +182,7 @@ TABLES = {
 }
 
 
-class RankedFinding(NamedTuple):
+class RankedFinding(Struct, frozen=True):
     """A candidate in its position."""
 
     candidate: SizedFinding  # that is ranked
@@ -211,7 +212,7 @@ class Saving(NamedTuple):
         return cls(ns, 0.0, ns, "", reason)
 
 
-class StepTime(NamedTuple):
+class StepTime(Struct, frozen=True):
     """How long the steps of a rank are."""
 
     dur_ns: float  # mean of its steps

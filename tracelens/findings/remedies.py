@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from tracelens.analysis.common import grammar
 from tracelens.analysis.serving import rank_steps
@@ -33,7 +35,7 @@ _WORDS = {
 }
 
 
-class Remedy(NamedTuple):
+class Remedy(Struct, frozen=True):
     """What to do about what a detector finds, and where that holds.
 
     Options in a text (--name, --name value) that the run has set already, as its recorder wrote down, are
@@ -87,7 +89,7 @@ COMPILED_SHARE = 0.1
 have 27% and more, and a single compiled function, such as FlexAttention or a norm, leaves a run eager."""
 
 
-class TracePlatform(NamedTuple):
+class TracePlatform(Struct, frozen=True):
     """What a run ran on and with."""
 
     vendor: str = ""  # AMD, NVIDIA, CPU, or "" where nothing shows it
@@ -98,7 +100,7 @@ class TracePlatform(NamedTuple):
     trains: bool = True  # whether it may have a backward pass or an optimizer
 
 
-class _Framework(NamedTuple):
+class _Framework(Struct, frozen=True):
     """By what one framework is told, see frameworks.toml."""
 
     name: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from glob import escape
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.host import CODE, DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
@@ -154,7 +154,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     )
 
 
-class LayerWaits(NamedTuple):
+class LayerWaits(Struct, frozen=True):
     """Calls in MoE layers that wait for the GPU."""
 
     event: Int  # row of each call
@@ -322,7 +322,7 @@ def between_steps(trace: Trace) -> Bool:
     return result
 
 
-class CallNames(NamedTuple):
+class CallNames(Struct, frozen=True):
     """Names of calls that may wait for the GPU, and of the ops around them."""
 
     event: Int  # row of each call, ascending

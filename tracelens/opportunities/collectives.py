@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import HostKernels, MatchedCollective, Repetition, host_spans, spans_of
 from tracelens.analysis.comm import regathers as regathers_of
@@ -235,7 +235,7 @@ def gemm_collective(context: RankContext) -> Outcome:
     )
 
 
-class OverlapPairs(NamedTuple):
+class OverlapPairs(Struct, frozen=True):
     """GEMMs of one rank that do not overlap the collective of their tensor."""
 
     row: Int  # position of the collective in the rank's work

@@ -24,6 +24,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import MatchedCollective
 from tracelens.analysis.moe import (
@@ -252,7 +253,7 @@ def loop_iterations(trace: Trace) -> Int:
     return np.array([*map(iterations, trace.once(regions).passes)], dtype=np.int64)
 
 
-class ExpertLoops(NamedTuple):
+class ExpertLoops(Struct, frozen=True):
     """The loops over experts of one rank."""
 
     loops: list[Loop]  # passes through them
@@ -264,7 +265,7 @@ class ExpertLoops(NamedTuple):
     is_masked: bool = False
 
 
-class Loop(NamedTuple):
+class Loop(Struct, frozen=True):
     """One pass, forward or backward, through the experts of one layer; rows are those of the trace's work."""
 
     layer_pass: LayerPass
@@ -459,7 +460,7 @@ class _Fate(IntEnum):
     KEPT = 2  # other work that stays
 
 
-class _LoopWork(NamedTuple):
+class _LoopWork(Struct, frozen=True):
     """Work of loops whose fate is known."""
 
     row: Int
@@ -722,7 +723,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Detections:
     return detections
 
 
-class ExpertWork(NamedTuple):
+class ExpertWork(Struct, frozen=True):
     """Activities of a rank in MoE layers, aligned with its trace's `work`."""
 
     layer_pass: Int  # number of the pass through a layer, -1 outside

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, host_names, named, threads
@@ -299,7 +299,7 @@ def _of_cause(context: RankContext, cause: str, what: str, title_on_cpu: str = "
     )
 
 
-class HostIdle(NamedTuple):
+class HostIdle(Struct, frozen=True):
     """When the GPU of a rank was idle because of what its host did, ns by the rank's own clock."""
 
     cause: Int  # code into the causes of idle time

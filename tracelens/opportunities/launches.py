@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
@@ -307,7 +307,7 @@ def small_kernels(context: RankContext) -> Outcome:
     )
 
 
-class LaunchCalls(NamedTuple):
+class LaunchCalls(Struct, frozen=True):
     """The calls of one rank that launch GPU work."""
 
     event: Int  # row of each, ascending

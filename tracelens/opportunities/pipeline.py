@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import SEND_RECV
 from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipelines, stage_messages
@@ -289,7 +290,7 @@ class _Rank:
         return Detection(quantities, max(saving_ns, 0.0), where, evidence, confidence)
 
 
-class _Slowest(NamedTuple):
+class _Slowest(Struct, frozen=True):
     """A stage against the slowest one, means of a step."""
 
     waits_ns: float  # for slower stages
@@ -328,7 +329,7 @@ def _behind(results: Mapping[str, Result], ranks: Sequence[int]) -> tuple[int, M
     return most, found
 
 
-class _HostRatio(NamedTuple):
+class _HostRatio(Struct, frozen=True):
     """Host time of a stage for equal ops against the other ranks'."""
 
     ratio: float
@@ -355,7 +356,7 @@ def _host_ratio(results: Mapping[str, Result], stage: int) -> _HostRatio | None:
     return _HostRatio(float(ratios[row]), int(equal.array("host_ops")[rows[row]]))
 
 
-class PipelinePasses(NamedTuple):
+class PipelinePasses(Struct, frozen=True):
     """The forwards and backwards of one rank of a pipeline."""
 
     passes: Passes  # of the rank

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.analysis.common import NO_LAUNCH
@@ -300,7 +300,7 @@ def wide_messages(context: RankContext) -> Outcome:
     )
 
 
-class _Sent(NamedTuple):
+class _Sent(Struct, frozen=True):
     """All-to-alls of a rank."""
 
     kernel: Int  # event row of each
@@ -353,7 +353,7 @@ def narrow_messages(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-class OpByOp(NamedTuple):
+class OpByOp(Struct, frozen=True):
     """A call that torch writes op by op in 32 bits, and has one kernel for in 16: forward or backward."""
 
     rows: Int  # of the trace's `work`
@@ -362,7 +362,7 @@ class OpByOp(NamedTuple):
     calls: Int  # event rows of what the host does in it, if it waits for the GPU there
 
 
-class KeptWide(NamedTuple):
+class KeptWide(Struct, frozen=True):
     """Work of a rank that libraries leave in 32 bits in programs of 16, aligned with its trace's `work`."""
 
     stays: Bool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.common import NODE, REENTERING, recomputed
 from tracelens.arrays import Bool, Int, lookup, unique
@@ -110,7 +110,7 @@ def backward_node(trace: Trace) -> Int:
     return nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
 
 
-class Recompute(NamedTuple):
+class Recompute(Struct, frozen=True):
     """The forward work that one rank repeats in its backward passes."""
 
     rows: Int  # positions in its work

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.analysis.roofline import CostColumns, Counted, bounds, least_ns, reachable_time
@@ -53,7 +54,7 @@ _OPTIMIZER = re.compile(r"multi_tensor|foreach|adam|lamb(?!da)|sgd|clip_grad", r
 _OF_PARAMETERS = re.compile(r"data|dp|embedding|optim|default", re.IGNORECASE)
 
 
-class RankCosts(NamedTuple):
+class RankCosts(Struct, frozen=True):
     """What the GPU work of one rank has to do."""
 
     cost: Int  # index into `costs` of each piece of work, -1 for none
@@ -142,7 +143,7 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-class Prices(NamedTuple):
+class Prices(Struct, frozen=True):
     """Kinds of calls on two devices, of one array element each; the last is for work without a cost model."""
 
     name: list[tuple[str, str]]  # what they are, and what their rates are known from

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.serving import (
     LEAST_WORK,
@@ -108,7 +108,7 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
     }
 
 
-class ServingRank(NamedTuple):
+class ServingRank(Struct, frozen=True):
     """What the serving scenarios read of a rank."""
 
     steps: RankSteps
@@ -116,14 +116,14 @@ class ServingRank(NamedTuple):
     kernel_ns: int  # of its shortest kernel, 0 without any
 
 
-class ServingSteps(NamedTuple):
+class ServingSteps(Struct, frozen=True):
     """The global steps of a run."""
 
     steps: list[GlobalStep]  # in order of time
     of_node: Int  # index into `steps` of each node, -1 for none
 
 
-class StepOutcome(NamedTuple):
+class StepOutcome(Struct, frozen=True):
     """What becomes of a step."""
 
     decodes: bool  # all ranks decode, and its prompts wait

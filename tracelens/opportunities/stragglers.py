@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.analysis.comm import SEND_RECV
@@ -419,7 +419,7 @@ def _waiting_of_rank(
     )
 
 
-class Stretches(NamedTuple):
+class Stretches(Struct, frozen=True):
     """From the end of one collective to the arrival at the next, of all ranks, by rank and time."""
 
     arrival: Int  # node at its end

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import MatchedCollective, collective_kinds
 from tracelens.analysis.moe import (
@@ -265,7 +264,7 @@ def _all_to_alls(context: ScenarioContext) -> tuple[Int, list[MatchedCollective]
     return nodes[rows], [collectives[row] for row in rows]
 
 
-class TokenExchange(NamedTuple):
+class TokenExchange(Struct, frozen=True):
     """The exchange of tokens of one rank."""
 
     rows: Int  # positions in its work of the communication of dispatch and combine

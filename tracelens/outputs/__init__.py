@@ -277,7 +277,7 @@ def _ours(target: str, kind: FolderKind, path: StrPath) -> tuple[list[str], list
 # Outputs are never inputs.
 
 
-class Output(NamedTuple):
+class Output(Struct, frozen=True):
     """What a command is going to write."""
 
     path: str  # as the user named it

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from glob import escape, iglob
 from io import BufferedReader, RawIOBase
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
+
+from msgspec import Struct
 
 from tracelens.errors import MissingExtra, ParseError
 from tracelens.filenames import (
@@ -58,7 +60,7 @@ _DRIVER_ERRORS = (
 )
 
 
-class Listing(NamedTuple):
+class Listing(Struct, frozen=True):
     """What a directory holds or a pattern matches."""
 
     pattern: bool  # whether it was a pattern

@@ -7,9 +7,10 @@ which ranks to compare) travels as JSON; the time of each rank by state is also 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Float
@@ -37,7 +38,7 @@ _LABELS = {
 }
 
 
-class HeatCell(NamedTuple):
+class HeatCell(Struct, frozen=True):
     """One time of a rank."""
 
     ms: float  # of the step
@@ -45,7 +46,7 @@ class HeatCell(NamedTuple):
     fraction: float | None  # of the rank's time in the step; None for single gaps
 
 
-class Picture(NamedTuple):
+class Picture(Struct, frozen=True):
     """What the page needs to draw the step."""
 
     title: str  # heading

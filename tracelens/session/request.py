@@ -31,6 +31,8 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, dataclass_transform, get_args, get_type_hints
 
+from msgspec import Struct
+
 from tracelens.errors import TracelensError
 
 P = ParamSpec("P")
@@ -111,7 +113,7 @@ class ApiRequest(OptionGroup, Generic[R]):
         raise NotImplementedError
 
 
-class Declared(NamedTuple):
+class Declared(Struct, frozen=True):
     """A parameter of a command."""
 
     name: str

@@ -11,12 +11,13 @@ from math import atan2, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Bool, Float, Int, distinct, lookup, numbered, ordered, unique
 from tracelens.native import core
 
 
-class Stats(NamedTuple):
+class Stats(Struct, frozen=True):
     """Per group, in order of its code: number, sum, mean, median, min and max of the values (0 if empty)."""
 
     number: Int
@@ -27,7 +28,7 @@ class Stats(NamedTuple):
     max: Int
 
 
-class Leaves(NamedTuple):
+class Leaves(Struct, frozen=True):
     """What is grouped, one element a piece of GPU work in one window."""
 
     path: Sequence[Int]  # integer key of the piece at each level, outermost first

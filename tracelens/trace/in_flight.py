@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import lookup
 from tracelens.trace.intervals import union
@@ -21,7 +22,7 @@ AT_EDGE_SHARE = 0.1
 """It begins so early in the recording, as a share of its length."""
 
 
-class InFlight(NamedTuple):
+class InFlight(Struct, frozen=True):
     """When work from before the recording held up what it launched, ns.
 
     Where none did, the begin of the recording, without length.

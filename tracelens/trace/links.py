@@ -12,9 +12,10 @@ does one around a more telling class.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, lookup, ordered, unique
@@ -32,7 +33,7 @@ PASSED_THROUGH = ("execute",)
 """Ops that only run other ops: a launch directly inside one belongs to the op around it."""
 
 
-class Calls(NamedTuple):
+class Calls(Struct, frozen=True):
     """CPU-side columns that linking needs, one row an event.
 
     `is_launch`, `is_op`: kinds; `is_graph`: the launch starts a whole graph; `transparent`: op that is
@@ -50,7 +51,7 @@ class Calls(NamedTuple):
     external_id: Int
 
 
-class Flows(NamedTuple):
+class Flows(Struct, frozen=True):
     """Launch-to-GPU flow events: `start_*` at the launch call, `end_*` at the GPU work.
 
     `key` says where and when an event lies, so that flows can be matched to events without ids.
@@ -66,7 +67,7 @@ TOLERANCE_NS = 1000
 """A child may overrun its parent by this much: clocks are read in turn, and old traces round to us."""
 
 
-class Stack(NamedTuple):
+class Stack(Struct, frozen=True):
     """Events, one row each: whether it is an op, code of its name, parent and depth (see `nest`)."""
 
     is_op: Bool

@@ -281,7 +281,7 @@ class TraceWindow(NamedTuple):
     host_end: int
 
 
-class Events(NamedTuple):
+class Events(Struct, frozen=True):
     """The events table as plain arrays, for analyzers: codes into `kinds` and `names`, times in ns.
 
     `copied` are the events under graph launches that the host did not run then: they were copied from where

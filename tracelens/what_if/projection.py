@@ -28,7 +28,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from tracelens.analysis import share
 from tracelens.analysis.comm import AlignedRun, RankCommunication, align, rank_communication
@@ -54,7 +55,7 @@ from tracelens.what_if.scenario import (
 SUBJECT = "savings by replay"
 
 
-class ReplayPart(NamedTuple):
+class ReplayPart(Struct, frozen=True):
     """What replays need of one rank beside its part of the graph."""
 
     communication: RankCommunication | None  # of all its GPU work, where analyzers share that of some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from msgspec import Struct, field
@@ -33,7 +33,7 @@ Read = Callable[[Trace, Device | None], Any]
 """Reads what a scenario needs of one rank beside the graph: (trace, device) -> a small picklable value."""
 
 
-class Unread(NamedTuple):
+class Unread(Struct, frozen=True):
     """Why a function could not read a rank."""
 
     reason: str

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
@@ -31,7 +32,7 @@ _BAND = 64
 _APART_NS = 20_000
 
 
-class AlignedRun(NamedTuple):
+class AlignedRun(Struct, frozen=True):
     """The communication of all ranks, made once for whoever compares them.
 
     The common clock is that of the first rank's host and counts from the first rank's base.

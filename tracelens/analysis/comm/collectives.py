@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.aligned import AlignedRun, MatchedCollective, Participant, waits_caused
@@ -231,7 +232,7 @@ _NOT_FLAT = ("TREE", "NVLS", "COLLNET", "PAT")
 _ALIKE_SIZE_RATIO = 4
 
 
-class _Share(NamedTuple):
+class _Share(Struct, frozen=True):
     """One rank's share of a collective."""
 
     collective: MatchedCollective
@@ -561,7 +562,7 @@ def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]],
     return rows, skips
 
 
-class HostSpans(NamedTuple):
+class HostSpans(Struct, frozen=True):
     """Collectives and the hosts that they span, one element each."""
 
     rounds: Int  # how often the message goes round
@@ -634,7 +635,7 @@ class HostSpans(NamedTuple):
         return ""
 
 
-class HostKernels(NamedTuple):
+class HostKernels(Struct, frozen=True):
     """One rank's part in each of several collectives, one element a part."""
 
     number: Int  # of the collective

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.records import NO_COMMUNICATION
@@ -75,7 +76,7 @@ SLOWDOWN = Schema(
 TABLES = {"overlap": OVERLAP, "slowdown": SLOWDOWN}
 
 
-class Labels(NamedTuple):
+class Labels(Struct, frozen=True):
     """Process group and collective of each communication kernel."""
 
     group: Coded

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.common import integers
 from tracelens.arrays import Bool, Int, lookup, ordered, unique
@@ -58,7 +59,7 @@ class Record(NamedTuple):
         return max(self.sent, self.received)
 
 
-class RankCommunication(NamedTuple):
+class RankCommunication(Struct, frozen=True):
     """The communication of one rank."""
 
     rank: int  # of the trace
@@ -233,7 +234,7 @@ GATHERS = re.compile(r"FSDP::all_gather(?:_copy_out)?(?: \(.+\))?$")
 """Marks of FSDP2 around the all-gather of a module's parameters, and around their way into the module."""
 
 
-class Repetition(NamedTuple):
+class Repetition(Struct, frozen=True):
     """What a rank communicates again in a step, with the work and the calls that belong to it."""
 
     rows: Int  # activities, positions in the trace's `work`

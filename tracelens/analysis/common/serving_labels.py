@@ -68,7 +68,7 @@ class Half(NamedTuple):
     tokens: int
 
 
-class _Rule(NamedTuple):
+class _Rule(Struct, frozen=True):
     engine: str
     pattern: re.Pattern[str]
     fields: tuple[tuple[str, re.Pattern[str]], ...]
@@ -90,7 +90,7 @@ class _Rule(NamedTuple):
         }
 
 
-class Engine(NamedTuple):
+class Engine(Struct, frozen=True):
     """By what an engine is told, whoever's labels it writes; None where nothing of the kind tells it."""
 
     name: str  # of the engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -18,7 +18,7 @@ COMPLETENESS = "completeness"
 """Name of the analyzer."""
 
 
-class DoubtKind(NamedTuple):
+class DoubtKind(Struct, frozen=True):
     """One way in which a recording can be wrong."""
 
     meaning: str  # what it is

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.fusable.moe_stages import EXPOSED, StepWork
 from tracelens.arrays import Bool, Float, Int, isin, numbered, ordered, unique
@@ -29,7 +30,7 @@ _OTHER = re.compile(
 )
 
 
-class GemmCollectivePairs(NamedTuple):
+class GemmCollectivePairs(Struct, frozen=True):
     """Each GEMM with the collective directly after or before it."""
 
     row: Int  # the collective's place in the work of the context

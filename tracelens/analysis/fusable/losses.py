@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.common import NODE
 from tracelens.analysis.fusable.moe_stages import PADDED, VOCABULARY, Chains, StepWork, chains
@@ -19,7 +20,7 @@ from tracelens.table import codes, nearest
 from tracelens.trace import WORK_KINDS, Trace
 
 
-class LossAmounts(NamedTuple):
+class LossAmounts(Struct, frozen=True):
     """What the losses of the steps have to move."""
 
     forward: float  # elements of the logits of all forward calls
@@ -32,7 +33,7 @@ class LossAmounts(NamedTuple):
         return (self.forward + 2 * self.backward) * self.element
 
 
-class UnfusedLoss(NamedTuple):
+class UnfusedLoss(Struct, frozen=True):
     """The losses of the steps of one rank."""
 
     sizes: set[LogitsShape]  # of the logits
@@ -64,7 +65,7 @@ class LogitsShape(NamedTuple):
     columns: int
 
 
-class LossWork(NamedTuple):
+class LossWork(Struct, frozen=True):
     """The work of losses, one element a piece of the work of the context."""
 
     mask: Bool  # which work it is

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.host import (
     CODE,
@@ -46,7 +46,7 @@ EXPOSED = 0.5
 at most once more."""
 
 
-class StageWork(NamedTuple):
+class StageWork(Struct, frozen=True):
     """The work of one stage of all MoE layers in the steps."""
 
     rows: Int  # positions in the work of the steps
@@ -59,7 +59,7 @@ class StageWork(NamedTuple):
         return unique(self.cell)
 
 
-class Chains(NamedTuple):
+class Chains(Struct, frozen=True):
     """Kernels launched one after the other, each chain of which one kernel could replace."""
 
     rows: Int  # positions in the trace's work, in order of launch

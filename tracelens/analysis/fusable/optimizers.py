@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.fusable.moe_stages import CHAIN, Chains, StepWork, chains
 from tracelens.arrays import Int, lookup, unique
@@ -35,7 +35,7 @@ SLOWER, SLOWER_LISTS = 1.44, 1.18
 each on an H200 (1.41 to 1.48, 1.16 to 1.19)."""
 
 
-class UnfusedOptimizer(NamedTuple):
+class UnfusedOptimizer(Struct, frozen=True):
     """The steps of an optimizer of one rank that run op by op."""
 
     kind: str  # class of torch.optim

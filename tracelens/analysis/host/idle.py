@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work, op_arguments
@@ -217,7 +218,7 @@ class IdlePieces(NamedTuple):
         return IdlePieces(*taken(self, rows))
 
 
-class Recurrence(NamedTuple):
+class Recurrence(Struct, frozen=True):
     """Which idle time is there again in other steps."""
 
     once: Bool  # of each piece: it is in a step, and its like is in too few others
@@ -447,7 +448,7 @@ class Host:
         return _in_order(activity.take(as_before), held_up, others)
 
 
-class Pieces(NamedTuple):
+class Pieces(Struct, frozen=True):
     """Disjoint pieces of one thread's time in order, each with the event row it belongs to (-1: none)."""
 
     start: Int

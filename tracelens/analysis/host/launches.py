@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.arrays import Bool, Int, lookup, marked, numbered, ordered, percentiles, unique
@@ -316,7 +317,7 @@ def profiler_calls(trace: Trace) -> Bool:
     return frames | (waits & (inside_profiler | ~inside_program))
 
 
-class Overhead(NamedTuple):
+class Overhead(Struct, frozen=True):
     """Events that hold threads up without being on one of them, each kind as a mask over all events."""
 
     profiler: Bool  # the recording's own: buffers requested and flushed

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers, recomputed
@@ -190,7 +191,7 @@ STAGES = ("router", "dispatch", "permute", "experts", "combine", "shared expert"
 ROUTER, DISPATCH, PERMUTATION, EXPERTS, COMBINE, SHARED = range(6)
 
 
-class LayerStages(NamedTuple):
+class LayerStages(Struct, frozen=True):
     """What one pass through an MoE layer is made of."""
 
     stage: Int  # of each token of the window, code into STAGES
@@ -206,7 +207,7 @@ _PARAMETERS = re.compile(
 )
 
 
-class Tokens(NamedTuple):
+class Tokens(Struct, frozen=True):
     """Forward work in order of launch."""
 
     row: Int  # position in the trace's work
@@ -727,7 +728,7 @@ _DIM = 2
 """Argument of a split that says along which dimension; rows lie along the first."""
 
 
-class RowSplits(NamedTuple):
+class RowSplits(Struct, frozen=True):
     """Calls that cut rows apart by recorded sizes, in order of time."""
 
     start: Int  # ns

@@ -7,6 +7,7 @@ from math import comb
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracelens.analysis.comm import collective_kinds
@@ -118,7 +119,7 @@ class RankPasses(NamedTuple):
         return (*rows, *(0,) * unused) if unused >= 0 else ()
 
 
-class Blocking(NamedTuple):
+class Blocking(Struct, frozen=True):
     """Blocking calls in order of time, nested ones once."""
 
     event: Int  # row of the call

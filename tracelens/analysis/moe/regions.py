@@ -113,7 +113,7 @@ class LayerPass(Struct, frozen=True, dict=True):
         return down if 2 * len(down) == len(sizes[depth, columns]) else sizes[depth, columns]
 
 
-class Regions(NamedTuple):
+class Regions(Struct, frozen=True):
     """The MoE layers of one rank; the arrays are aligned with the trace's work."""
 
     # index into `passes`, -1 for work outside of MoE layers and of compiled backward work whose layer is not
@@ -232,7 +232,7 @@ def why_no_layer(trace: Trace) -> str:
     return "no MoE layer: no router followed by experts"
 
 
-class PassNumber(NamedTuple):
+class PassNumber(Struct, frozen=True):
     """Which pass through an MoE layer it is; all numbers from 0."""
 
     step: int  # position in `steps_of`
@@ -241,7 +241,7 @@ class PassNumber(NamedTuple):
     chunk: int = -1  # of the model, -1 where the rank has only one or does not tell
 
 
-class _Forward(NamedTuple):
+class _Forward(Struct, frozen=True):
     """One micro-batch forward through one chunk of the model, and passes through its MoE layers."""
 
     step: int  # position in `steps_of`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -109,7 +109,7 @@ _UNITS = {
 }
 
 
-class Share(NamedTuple):
+class Share(Struct, frozen=True):
     """Exclusive time: one entry a piece of work and step that overlap."""
 
     row: Int

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
@@ -40,7 +41,7 @@ class MicrobatchPass(NamedTuple):
     forward: int = -1
 
 
-class StageMessage(NamedTuple):
+class StageMessage(Struct, frozen=True):
     """A send or receive of data."""
 
     step: str  # name of its step
@@ -49,7 +50,7 @@ class StageMessage(NamedTuple):
     peer: int  # the rank at the other end, -1 if not recorded
 
 
-class StepWindow(NamedTuple):
+class StepWindow(Struct, frozen=True):
     """When a step ran on the GPU, ns."""
 
     label: str
@@ -57,7 +58,7 @@ class StepWindow(NamedTuple):
     end: int
 
 
-class Passes(NamedTuple):
+class Passes(Struct, frozen=True):
     """What one rank knows of its pipeline."""
 
     rank: int  # of the trace
@@ -83,7 +84,7 @@ class Neighbors(NamedTuple):
 _NODE = "autograd::engine::evaluate_function"
 
 
-class Graph(NamedTuple):
+class Graph(Struct, frozen=True):
     """The host's time cut into cells, and the cells in which backwards and forwards ran.
 
     A backward whose forward is not recorded has the forward -1. Two backwards with one forward are the
@@ -113,7 +114,7 @@ _SCOPE = [re.compile(text) for text in _GRAMMARS]
 _PAIR = re.compile(r"PP:\((?P<actions>.*)\)OVERLAP_F_B")
 
 
-class Scopes(NamedTuple):
+class Scopes(Struct, frozen=True):
     """Scopes of micro-batches in order of time, none inside another.
 
     A scope of an overlapped forward and backward stands twice, with the same times.
@@ -148,7 +149,7 @@ _MADE_TOGETHER = 0.75
 scale its loss behind a message. Rings and exchanges of tokens send in the middle of each layer."""
 
 
-class Messages(NamedTuple):
+class Messages(Struct, frozen=True):
     """Sends and receives of a pipeline, one element a message."""
 
     time: Int  # when the host asked for it, ns
@@ -497,7 +498,7 @@ def _calls(trace: Trace, rows: Int) -> Int:
     return np.where(call >= 0, call, record)
 
 
-class UnnamedMessages(NamedTuple):
+class UnnamedMessages(Struct, frozen=True):
     """Sends and receives that carry what passes of micro-batches need and make."""
 
     rows: Int  # of the table of collectives

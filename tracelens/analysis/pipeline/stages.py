@@ -33,7 +33,7 @@ from tracelens.trace import Trace, Union, union
 _LISTED = 16
 
 
-class Stage(NamedTuple):
+class Stage(Struct, frozen=True):
     """A rank with its place in a pipeline; times by the common clock."""
 
     part: Passes
@@ -162,7 +162,7 @@ def extent(spans: Sequence[MicrobatchPass]) -> Union:
     )
 
 
-class Numbered(NamedTuple):
+class Numbered(Struct, frozen=True):
     """A pipeline in one step, each pass with its chunk and micro-batch."""
 
     lanes: list[Lane]  # as given, with the numbers
@@ -170,7 +170,7 @@ class Numbered(NamedTuple):
     assumed: str  # why the numbers are those of an assumed schedule; "" where the recording tells them
 
 
-class Shape(NamedTuple):
+class Shape(Struct, frozen=True):
     """Size of a pipeline."""
 
     stages: int  # ranks in a row

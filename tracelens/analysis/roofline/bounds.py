@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.roofline.costing import (
     CACHED_RATIO,
@@ -41,7 +41,7 @@ ROOFS = Schema(
 )
 
 
-class Bounds(NamedTuple):
+class Bounds(Struct, frozen=True):
     """Per kind of call (see Costing.items): least times of one call in ns, -1 where not known."""
 
     bound: Int  # code into BOUNDS
@@ -54,7 +54,7 @@ _NAMES = ("aten::mm", "aten::addmm")
 _ON_MATRIX_UNITS = ("gemm", "grouped_gemm", "attention", "convolution")
 
 
-class MatrixFlops(NamedTuple):
+class MatrixFlops(Struct, frozen=True):
     """One element a piece of work."""
 
     flops: Int  # of the call that the piece belongs to, at one of its pieces; 0 elsewhere

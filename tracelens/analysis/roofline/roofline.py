@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
@@ -182,7 +183,7 @@ MODELLED = 2
 """This many of STATUSES, the first ones, are counted."""
 
 
-class Utilisation(NamedTuple):
+class Utilisation(Struct, frozen=True):
     """Rows of UTILISATION of one rank, and why some have no figures."""
 
     rows: dict[str, Any]

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.roofline.costing import LARGE_FLOPS, Counted, costing
 from tracelens.arrays import Float, Int, lookup
@@ -45,7 +46,7 @@ LEAST_SHARE = 0.001
 _SEVERAL_PASSES = re.compile(r"sort|topk|unique|nonzero|cumsum|multinomial|searchsorted", re.IGNORECASE)
 
 
-class SlowCalls(NamedTuple):
+class SlowCalls(Struct, frozen=True):
     """Kinds of slow calls, most lost time first, and the GPU work that they are."""
 
     items: tuple[Counted, ...]  # what they compute

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import MatchedCollective, align_run
 from tracelens.analysis.common import KINDS, Label, grammar
@@ -76,7 +77,7 @@ class RankStep(NamedTuple):
     step: Step
 
 
-class GlobalStep(NamedTuple):
+class GlobalStep(Struct, frozen=True):
     """What several ranks ran at the same time, in order of rank."""
 
     rank_steps: tuple[RankStep, ...]
@@ -134,7 +135,7 @@ class GlobalStep(NamedTuple):
         return self.tokens_max * len(self.rank_steps) if self.tokens >= 0 else -1
 
 
-class Reference(NamedTuple):
+class Reference(Struct, frozen=True):
     """How long a step takes in which all ranks decode, ns."""
 
     dur_ns: int  # -1 where nothing tells
@@ -144,7 +145,7 @@ class Reference(NamedTuple):
 RECORDED, LEAST_WORK, UNKNOWN = REFERENCES = ("all-decode steps", "least GPU work", "")
 
 
-class Delay(NamedTuple):
+class Delay(Struct, frozen=True):
     """What decoding ranks lost to those in another phase, and how much of it agreement would save, ns."""
 
     total: int

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import NOT_RECORDED, SEND_RECV, AlignedRun, communication_labels
@@ -164,7 +165,7 @@ COMMON = -1
 _PHASE = {"forward": "F", "backward": "B"}
 
 
-class Selection(NamedTuple):
+class Selection(Struct, frozen=True):
     """The steps of a run in order of time, and those whose kernels are shown."""
 
     begin: Mapping[str, int]  # first begin on any rank, ns by the common clock
@@ -192,7 +193,7 @@ class Selection(NamedTuple):
         return skips
 
 
-class RankTimeline(NamedTuple):
+class RankTimeline(Struct, frozen=True):
     """One rank, times by its own clock."""
 
     rank: int  # of the trace

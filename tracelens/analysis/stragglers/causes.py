@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import (
@@ -127,7 +128,7 @@ _SHAPE = re.compile(r"\[([\d,]+)\]")
 _SIZE = re.compile(r"(?<=[\[,])(\d*)(?=[\],])")
 
 
-class StragglerVerdict(NamedTuple):
+class StragglerVerdict(Struct, frozen=True):
     """Why the last rank of a collective was late."""
 
     rank: int  # who is to blame: the last rank, or one of the others that held it up before
@@ -549,7 +550,7 @@ class DelayRecorder:
         )
 
 
-class Excess(NamedTuple):
+class Excess(Struct, frozen=True):
     """Why one rank computed longer than the others."""
 
     # because of more rows in the same ops (token_load), more or other work (extra_work), or the same work
@@ -567,7 +568,7 @@ class _Table(NamedTuple):
     ns: Int
 
 
-class EqualCalls(NamedTuple):
+class EqualCalls(Struct, frozen=True):
     """Calls of one rank that others make with the same arguments."""
 
     calls: float  # in the whole recording

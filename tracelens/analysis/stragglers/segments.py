@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.common import op_arguments
@@ -110,7 +111,7 @@ class Key(NamedTuple):
     kernel: str  # name of the kernel and number of its blocks, "" where the arguments say it all
 
 
-class WorkTable(NamedTuple):
+class WorkTable(Struct, frozen=True):
     """Calls and time of each key in each piece, and of each key in the whole recording."""
 
     piece: Int  # of each row, ascending
@@ -123,7 +124,7 @@ class WorkTable(NamedTuple):
     stream: Int  # of each key, the one with most of its time; -1 for none
 
 
-class CommunicationKernels(NamedTuple):
+class CommunicationKernels(Struct, frozen=True):
     """What is known of each communication kernel besides its times."""
 
     launch: Int  # start of its launch call, -1 if not in the trace
@@ -134,7 +135,7 @@ class CommunicationKernels(NamedTuple):
     blocks: Int  # calls in which the host waited for the GPU between the begin of the step and that launch
 
 
-class HostOps(NamedTuple):
+class HostOps(Struct, frozen=True):
     """How long a rank's host takes for the ops that call no other op and wait for nothing, by name."""
 
     names: list[str]
@@ -142,7 +143,7 @@ class HostOps(NamedTuple):
     median_ns: Float
 
 
-class Segments(NamedTuple):
+class Segments(Struct, frozen=True):
     """The time of one rank, cut at each start and end of its communication kernels.
 
     Piece i is [edges[i], edges[i + 1]); the first one begins with the recording.
@@ -162,7 +163,7 @@ class Segments(NamedTuple):
     cpu_only: bool = False  # whether the work is the host's
 
 
-class _Gap(NamedTuple):
+class _Gap(Struct, frozen=True):
     """Idle time: its piece, kind among TIMES, ns, and what the host was in (code into `texts`)."""
 
     piece: Int
@@ -279,7 +280,7 @@ class Spans:
         return {}
 
 
-class Carried(NamedTuple):
+class Carried(Struct, frozen=True):
     """How far the ranks of a collective are behind in their computation, where the others computed ahead."""
 
     kernel: int  # communication kernel of the last rank's previous collective

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.analyzer import ANALYZERS
 from tracelens.analysis.comm import AlignedRun, Group, align_run, collective_kinds
@@ -64,7 +65,7 @@ _OF_COLLECTIVE = (
 )
 
 
-class Matches(NamedTuple):
+class Matches(Struct, frozen=True):
     """What the ranks of a run know of its collectives together."""
 
     aligned: AlignedRun  # the run
@@ -304,7 +305,7 @@ COLLECTIVES = Schema(
 )
 
 
-class RankSelection(NamedTuple):
+class RankSelection(Struct, frozen=True):
     """What they select of one rank."""
 
     trace: Trace
@@ -313,7 +314,7 @@ class RankSelection(NamedTuple):
     layers: Int | None  # numbers of its MoE layers in the model by those on the rank, None where not known
 
 
-class RunSelection(NamedTuple):
+class RunSelection(Struct, frozen=True):
     """What the arguments of a table select."""
 
     run: Run  # all ranks, narrowed to the step

@@ -75,7 +75,7 @@ class Columns(NamedTuple):
     kernel: np.ndarray
 
 
-class OpRows(NamedTuple):
+class OpRows(Struct, frozen=True):
     """One row an event of a chunk that has operator arguments; `event` is its row in Columns."""
 
     event: np.ndarray

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
-from typing import NamedTuple
+
+from msgspec import Struct
 
 
-class ScannedChunk(NamedTuple):
+class ScannedChunk(Struct, frozen=True):
     """The events of one chunk, see Scanner.scan in _core.pyi."""
 
     codes: bytes

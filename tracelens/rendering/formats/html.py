@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracelens.guard import banner
@@ -72,7 +73,7 @@ _LEAST_BYTES = 1_500_000  # of rows, however large the rest of the page is
 _SCRIPTS = "<!--scripts-->"
 
 
-class PageSection(NamedTuple):
+class PageSection(Struct, frozen=True):
     """One result, ready for the template."""
 
     id: str
@@ -88,7 +89,7 @@ class PageSection(NamedTuple):
     skips: list[tuple[str, str]]
 
 
-class PagePart(NamedTuple):
+class PagePart(Struct, frozen=True):
     """What a page has of one result, made without a look at the others."""
 
     picture: Picture | None  # that stands on top of the page

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import median, unique
 from tracelens.rendering.summary.wording import about, guarded, percent, size
@@ -93,7 +93,7 @@ def diff_summary(result: Result) -> Summary | None:
     return Summary(f"{verdict}.", tuple(tiles))
 
 
-class _OneRank(NamedTuple):
+class _OneRank(Struct, frozen=True):
     """The rank on which most of a difference lies."""
 
     rank: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import numbered, steady_steps, typical_step, whole_steps
@@ -56,7 +57,7 @@ def run_summary(
     return guarded(lambda: Summary(run_verdict(figures), tuple(run_tiles(figures))))
 
 
-class RankSpread(NamedTuple):
+class RankSpread(Struct, frozen=True):
     """A figure of the ranks of a run."""
 
     mean: float  # of the ranks
@@ -71,7 +72,7 @@ class RankSpread(NamedTuple):
         return cls(sum(values) / len(values), min(values), max(values), len(values)) if values else None
 
 
-class StepTimes(NamedTuple):
+class StepTimes(Struct, frozen=True):
     """What the recorded steps take."""
 
     typical: str  # the step that findings and projections replay and the picture begins with
@@ -84,7 +85,7 @@ class StepTimes(NamedTuple):
     marked: bool  # whether the recording marks steps; if not, all of it is one
 
 
-class StepKind(NamedTuple):
+class StepKind(Struct, frozen=True):
     """Steps of one kind that the ranks of a serving engine ran."""
 
     mean_ns: float  # of all of them
@@ -92,7 +93,7 @@ class StepKind(NamedTuple):
     steps: int  # how many, of all ranks
 
 
-class UnprofiledPace(NamedTuple):
+class UnprofiledPace(Struct, frozen=True):
     """What is known of a run without the profiler."""
 
     step_ns: float  # 0 where unknown

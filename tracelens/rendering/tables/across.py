@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ _RATES = ("efficiency", "flops/s", "bytes/s")
 _INTENSIVE = (*_RATES, "ratio", "flops/byte")
 
 
-class _Things(NamedTuple):
+class _Things(Struct, frozen=True):
     """What the rows of a table are about."""
 
     of_row: Int  # the thing of each row; no rank has two rows about one thing
@@ -27,7 +28,7 @@ class _Things(NamedTuple):
     recorded: Int  # on how many ranks each could be: of a tree those that have the root above it
 
 
-class _Spread(NamedTuple):
+class _Spread(Struct, frozen=True):
     """A quantity of each thing across the ranks; NaN where no rank knows it."""
 
     typical: Float  # of all ranks: the median, in a tree the mean
@@ -99,7 +100,7 @@ def _is_quantity(column: Column) -> bool:
     return column.is_number and bool(column.unit or column.dtype == "float64")
 
 
-class _Comparison(NamedTuple):
+class _Comparison(Struct, frozen=True):
     """The ranks of a table side by side."""
 
     source: Table  # the table

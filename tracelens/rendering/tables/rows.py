@@ -39,7 +39,7 @@ _BRIEF = 3
 _OF_RANK = re.compile(r"^rank \d+(: |$)")
 
 
-class Tree(NamedTuple):
+class Tree(Struct, frozen=True):
     """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first."""
 
     rows: list[int]  # row position in the table, of every chosen node
@@ -79,7 +79,7 @@ _PROSE_WIDTH = 1200
 _LINE_WIDTH = 4000
 
 
-class Fact(NamedTuple):
+class Fact(Struct, frozen=True):
     """One short cell: 'saving' '728.300 ms'."""
 
     label: str  # what it is; empty where the text says it itself ('87.3% of the step')
@@ -90,7 +90,7 @@ class Fact(NamedTuple):
         return f"{self.label} {self.text}".strip()
 
 
-class ProseRow(NamedTuple):
+class ProseRow(Struct, frozen=True):
     """One row that is read by itself."""
 
     number: str  # its place in a table that is ranked, else empty

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.arrays import unique
@@ -57,7 +57,7 @@ _ROWS = {"launch_bound": "launch overhead"}
 """Detector to the row that it is about, where their names share too little."""
 
 
-class Copied(NamedTuple):
+class Copied(Struct, frozen=True):
     """A button that copies a text."""
 
     label: str  # on the button
@@ -66,7 +66,7 @@ class Copied(NamedTuple):
     shown: str  # on hover
 
 
-class FindingCard(NamedTuple):
+class FindingCard(Struct, frozen=True):
     """One finding."""
 
     number: int  # its place in the ranking

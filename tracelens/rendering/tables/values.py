@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tracelens.symbols import demangled
@@ -67,7 +68,7 @@ class _Printable(dict[int, str]):
 _PRINTABLE = _Printable(dict.fromkeys(range(28, 32), "�"))
 
 
-class ColumnFormat(NamedTuple):
+class ColumnFormat(Struct, frozen=True):
     """How one column is written: built from the whole column, so that every cut of it has the same unit."""
 
     column: Column

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 import tracelens.devices
 from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
@@ -34,7 +35,7 @@ from tracelens.what_if.graph.graph import Draft, Edge, Node, Rank, RunGraph
 from tracelens.what_if.graph.host import RankHost, host
 
 
-class Recorded(NamedTuple):
+class Recorded(Struct, frozen=True):
     """A run as a graph."""
 
     graph: RunGraph
@@ -43,7 +44,7 @@ class Recorded(NamedTuple):
     skips: list[Skip]  # what its graph may lack
 
 
-class HostNodes(NamedTuple):
+class HostNodes(Struct, frozen=True):
     """The nodes of one rank on its host; see RunGraph."""
 
     kind: Int
@@ -53,7 +54,7 @@ class HostNodes(NamedTuple):
     dur: Int
 
 
-class WorkNodes(NamedTuple):
+class WorkNodes(Struct, frozen=True):
     """The activities in the `work` of one rank's trace, and their nodes; see RankPart for the numbers."""
 
     begin: Int  # node that starts with each; that of the host where it runs there
@@ -63,7 +64,7 @@ class WorkNodes(NamedTuple):
     end: Int
 
 
-class RankPart(NamedTuple):
+class RankPart(Struct, frozen=True):
     """The nodes and edges of one rank; it can be pickled, and holds no trace.
 
     Times are ns by the rank's own clock. Nodes have numbers of their own: first those on the host, then one
@@ -81,7 +82,7 @@ class RankPart(NamedTuple):
     threads: int  # that launch work
 
 
-class RunCollectives(NamedTuple):
+class RunCollectives(Struct, frozen=True):
     """The communication of a run."""
 
     aligned: AlignedRun  # the collectives matched across its ranks, by one clock
@@ -138,7 +139,7 @@ class StepSpan(NamedTuple):
         return durations
 
 
-class StepBorders(NamedTuple):
+class StepBorders(Struct, frozen=True):
     """The steps of one rank, times by its own clock."""
 
     # label of each whole step to its begin and end; nodes as in RankPart

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.arrays import Int, lookup, median, ordered, unique
 from tracelens.table import Coded
@@ -28,7 +28,7 @@ _BACK = 8
 LONG_AGO = np.iinfo(np.int64).min // 4
 
 
-class GpuActivities(NamedTuple):
+class GpuActivities(Struct, frozen=True):
     """The GPU activities of one rank, aligned with `trace.work`."""
 
     begin: Int  # node that starts with it, see RankPart
@@ -57,7 +57,7 @@ _ASYNCHRONOUS_COPY = re.compile(r"emcpy.*Async")
 _RECORDS_BACK = 8
 
 
-class BlockingWaits(NamedTuple):
+class BlockingWaits(Struct, frozen=True):
     """The blocking calls of one rank, in order of time; times in ns by its own clock."""
 
     begin: Int  # node of its start, see RankPart

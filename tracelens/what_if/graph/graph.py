@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -56,7 +56,7 @@ class Edge(IntEnum):
 _TIES = 64
 
 
-class Rank(NamedTuple):
+class Rank(Struct, frozen=True):
     """What the graph knows of one rank beside its nodes."""
 
     number: int  # of the rank

@@ -7,9 +7,10 @@ The trace records no waits between threads: they are inferred from when threads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, unique
@@ -26,7 +27,7 @@ from tracelens.what_if.thresholds import (
 )
 
 
-class HostCalls(NamedTuple):
+class HostCalls(Struct, frozen=True):
     """The calls of one rank that are nodes."""
 
     event: Int  # row of each call, ascending in time
@@ -34,7 +35,7 @@ class HostCalls(NamedTuple):
     returned: Int  # node of its end where it waits for a GPU, else -1
 
 
-class RankHost(NamedTuple):
+class RankHost(Struct, frozen=True):
     """The host of one rank."""
 
     calls: HostCalls  # launches and calls that wait
@@ -53,7 +54,7 @@ _CHECKED = 1 << 18
 """Pairs of a silence and a thread checked for whether that leaves any thread out."""
 
 
-class Handovers(NamedTuple):
+class Handovers(Struct, frozen=True):
     """Edges from a node of one thread to one of another."""
 
     before: Int  # node that is done
@@ -100,7 +101,7 @@ class Covered:
         return self._until(lane, high) - self._until(lane, low)
 
 
-class Chain(NamedTuple):
+class Chain(Struct, frozen=True):
     """Nodes of one thread in order of time, ns by the trace's own clock."""
 
     node: Int
@@ -108,7 +109,7 @@ class Chain(NamedTuple):
     end: Int
 
 
-class Returns(NamedTuple):
+class Returns(Struct, frozen=True):
     """Where a thread resumes when a collective is done."""
 
     work: Int  # the collective, index into the trace's `work`

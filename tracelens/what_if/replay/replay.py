@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from tracelens.analysis.host import SYNCHRONIZE
 from tracelens.arrays import Bool, Int, lookup, median, percentiles
@@ -43,7 +44,7 @@ REPLAYS = {
 }
 
 
-class ScenarioOutcome(NamedTuple):
+class ScenarioOutcome(Struct, frozen=True):
     """The result of one scenario: rows of the tables of these names."""
 
     gain: float  # of throughput

@@ -14,7 +14,7 @@ from tracelens.native import core as native_core
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
 
-class Extent(NamedTuple):
+class Extent(Struct, frozen=True):
     """A replayed step on one rank."""
 
     begin: int  # ns
@@ -27,7 +27,7 @@ class Extent(NamedTuple):
         return self.end - self.begin
 
 
-class SteadyStep(NamedTuple):
+class SteadyStep(Struct, frozen=True):
     """A step that follows itself again and again."""
 
     dur: Int  # on each rank, ns

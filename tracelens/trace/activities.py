@@ -51,6 +51,15 @@ class Work(NamedTuple):
         columns: dict[str, Any] = dict(zip(self._fields, taken(self[:-3], rows), strict=False))
         return self._replace(**columns)
 
+    def between(self, first_ns: int, last_ns: int) -> tuple[Int, Work]:
+        """The work that started in between, both times included: its positions, and a view of it."""
+        low = int(np.searchsorted(self.start, first_ns))
+        high = int(np.searchsorted(self.start, last_ns, side="right"))
+        columns: dict[str, Any] = dict(
+            zip(self._fields, (column[low:high] for column in self[:-3]), strict=False)
+        )
+        return np.arange(low, high), self._replace(**columns)
+
     @property
     def unlinked(self) -> Bool:
         """Work that nothing in the trace launched: it was launched before the recording began."""

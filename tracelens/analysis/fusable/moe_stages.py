@@ -289,9 +289,8 @@ def _recurrence(trace: Trace) -> Recurrence:
 
 def _step_work(trace: Trace) -> tuple[Int, Work]:
     """The work that started in a step, in order of start: its positions in `trace.work`, and itself."""
-    steps, work = steps_of(trace).only_whole(), trace.work
-    rows = np.flatnonzero((work.start >= steps.edges[0]) & (work.start <= steps.edges[-1]))
-    return rows, work.take(rows)
+    edges = steps_of(trace).only_whole().edges
+    return trace.work.between(int(edges[0]), int(edges[-1]))
 
 
 def step_gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:

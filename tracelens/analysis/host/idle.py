@@ -456,7 +456,7 @@ class Pieces(Struct, frozen=True):
     owner: Int
 
 
-@analyzer("idle", title="Idle time", order=60, slow=True, tables=TABLES, sums_steps=True)
+@analyzer("idle", title="Idle time", order=60, tables=TABLES, sums_steps=True)
 def idle(run: Run, *, scope: Scope = "all") -> Result:
     """Why is the GPU idle, and what is the host doing at that time?
 

@@ -135,7 +135,15 @@ def analyze_run(
     slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
     is_large = len(trace.tables["events"]) >= _MANY_EVENTS
-    trim = give_back if is_large else bool
+
+    def trim() -> None:
+        """Have less in memory, where there is much: what the launching threads did, few parts need."""
+        if is_large:
+            from tracelens.analysis.host import Host
+
+            trace.forget(Host)
+            give_back()
+
     trim()  # half of what reading took
 
     def part_of(item: Analyzer | Shared) -> Any:
@@ -151,7 +159,6 @@ def analyze_run(
     worth = worth and len(trace.arrays.start) >= _WORTH_EVENTS and can_copy()
     if worth:  # computed before the copy, since both processes need it
         from tracelens.analysis.fusable import step_gaps
-        from tracelens.analysis.host import Host
         from tracelens.analysis.moe import regions
         from tracelens.analysis.serving import rank_steps
         from tracelens.trace import enclosing_op
@@ -160,8 +167,7 @@ def analyze_run(
         guard("idle time", trace.once, step_gaps)
         guard("serving steps", rank_steps, trace)
         guard("enclosing ops", trace.once, enclosing_op)
-        if is_large:  # two processes would keep what a few parts make again
-            trace.forget(Host)
+        trim()
         give_back()
     with beside(lambda: [slow_parts()], worth) as wait:
         parts = {}

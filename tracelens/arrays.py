@@ -76,7 +76,10 @@ def isin(values: NDArray[Scalar], others: NDArray[Scalar]) -> Bool:
 
 
 def median(values: Sequence[float] | Sequence[NDArray[Any]] | NDArray[Any]) -> Any:
-    """The median of values, or of each column, as numpy has it, whose own imports masked arrays."""
+    """The median of values, or of each column, as numpy has it, whose own imports masked arrays.
+
+    There is at least one value, and none is NaN.
+    """
     low, high = (len(values) - 1) // 2, len(values) // 2
     in_place = np.partition(np.asarray(values, dtype=float), (low, high), axis=0)
     return (in_place[low] + in_place[high]) / 2

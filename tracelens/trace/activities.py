@@ -6,7 +6,7 @@ or gloo's communication, and there is no launch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,17 +48,13 @@ class Work(NamedTuple):
 
     def take(self, rows: Int | Bool) -> Work:
         """The work at these positions or under this mask."""
-        columns: dict[str, Any] = dict(zip(self._fields, taken(self[:-3], rows), strict=False))
-        return self._replace(**columns)
+        return Work._make((*taken(self[:-3], rows), *self[-3:]))
 
     def between(self, first_ns: int, last_ns: int) -> tuple[Int, Work]:
         """The work that started in between, both times included: its positions, and a view of it."""
         low = int(np.searchsorted(self.start, first_ns))
         high = int(np.searchsorted(self.start, last_ns, side="right"))
-        columns: dict[str, Any] = dict(
-            zip(self._fields, (column[low:high] for column in self[:-3]), strict=False)
-        )
-        return np.arange(low, high), self._replace(**columns)
+        return np.arange(low, high), Work._make((*(column[low:high] for column in self[:-3]), *self[-3:]))
 
     @property
     def unlinked(self) -> Bool:

@@ -223,8 +223,7 @@ class _Costing:
         known = self.ops.counted
         new = np.array([row for row, key in enumerate(keys) if key not in known], dtype=np.int64)
         name, shapes, *others, _ = (column[new] for column in columns)
-        alike, _ = codes(name, self.ops.structures(shapes), *others)
-        for members in rows_by_code(alike).values():
+        for members in self.ops.alike(name, shapes, *others):
             rows = new[members].tolist()
             blocks, kernel = [keys[row][-1] for row in rows], keys[rows[0]][-2]
             counted = self._count(ops[rows].tolist(), blocks, self.work.names[kernel], forward.item(rows[0]))
@@ -477,8 +476,7 @@ class OpCalls:
         if not len(recorded):
             return costs
         name, shapes, *others = self.keys(ops[recorded])
-        alike, _ = codes(name, self.structures(shapes), *others)
-        for members in rows_by_code(alike).values():
+        for members in self.alike(name, shapes, *others):
             rows = recorded[members].tolist()
             same = ops[rows].tolist()
             model = find(self.name(same[0]))
@@ -508,13 +506,14 @@ class OpCalls:
     def shapes_text(self, op: int) -> str:
         return self._recorded("shapes", self.row.item(op))
 
-    def structures(self, shapes: Int) -> Int:
-        """By code of recorded shapes, the same number for shapes that differ in numbers alone."""
+    def alike(self, name: Int, shapes: Int, *others: Int) -> Iterable[Int]:
+        """Positions of calls that differ in sizes alone, together; by codes of what calls are told by."""
         used, row = numbered(shapes)
         texts = self._text["shapes"].values
         forms = [texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used]
         number = {form: number for number, form in enumerate(dict.fromkeys(forms))}
-        return np.array([number[form] for form in forms], dtype=np.int64)[row]
+        structure = np.array([number[form] for form in forms], dtype=np.int64)[row]
+        return rows_by_code(codes(name, structure, *others)[0]).values()
 
     def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
         """The shapes of the arguments of each of these ops, which have one structure."""

@@ -224,8 +224,8 @@ def grids(
     ]
 
 
-def section(result: Result, grids: list[Grid], figures: Sequence[tuple[str, str, int]] = ()) -> PageSection:
-    """One result, ready for a template; `figures` are anchor, caption and height of those of a page."""
+def section(result: Result, shown: list[Grid], figures: Sequence[tuple[str, str, int]] = ()) -> PageSection:
+    """One result with the tables `shown`, ready for a template; `figures` are anchor, caption and height."""
     return PageSection(
         id=result.analyzer,
         title=result.title,
@@ -235,7 +235,7 @@ def section(result: Result, grids: list[Grid], figures: Sequence[tuple[str, str,
         doc=result.doc,
         meta=meta_items(result.meta),
         figures=figures,
-        grids=grids,
+        grids=shown,
         details=details(result),
         skips=skipped(result),
     )

@@ -18,7 +18,7 @@ MODULES = modules()
 MAY_PRINT = ("tracelens/cli/",)
 # A forked copy of a process must end without running what the original registered for its own end.
 MAY_EXIT = {
-    "tracelens/workers/aside.py": {"os._exit"},
+    "tracelens/workers/cores.py": {"os._exit"},
     "tracelens/reproducers/verify/runner.py": {"SystemExit"},  # a program of its own
 }
 

@@ -89,8 +89,8 @@ def test_a_report_is_the_same(source: str, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("TRACELENS_JOBS", "2")
     assert any(item.slow for item in in_order())
     files = [str(path) for path in sorted((SAMPLES / source).glob("rank*.json*"))]
-    with Reporting(files) as reporting:
-        report = reporting.report(fork=True, ahead=partial(prepared, [tmp_path / "report.html"]))
+    with Reporting(files, fork=True) as reporting:
+        report = reporting.report(ahead=partial(prepared, [tmp_path / "report.html"]))
     assert report.prepared["html"].keys() == {r.analyzer for r in report.results} - {"findings"}
     plain = tracelens.report(tracelens.load(*files))
     assert not plain.prepared

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,9 @@ from tracelens.errors import TracelensError
 from tracelens.table import Report
 from tracelens.workers import children, start
 from tracelens.workers.tasks import Local, Task
+
+# Tests run beside numpy's threads, which the command line does without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 RECORD = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=5 out=5 dtype=Half"
 RANK = aligned(f"""
@@ -44,6 +50,14 @@ def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return count
 
 
+@pytest.fixture(params=[False, True], ids=["started", "copied"])
+def fork(request: pytest.FixtureRequest) -> bool:
+    """Whether they are copies of this one."""
+    if request.param and not hasattr(os, "fork"):
+        pytest.skip("this system cannot copy a process")
+    return bool(request.param)
+
+
 def contents(report: Report) -> list[object]:
     """Everything in a report, as plain values."""
     return [
@@ -64,14 +78,14 @@ def contents(report: Report) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"scope": "linked"}, {"step": "2"}, {"device": "mi355x"}], ids=str)
-def test_the_same_as_in_one_process(ranks: Path, processes: int, options: dict[str, str]) -> None:
-    apart = tracelens.report_files(ranks, **options)
+def test_the_same_as_in_one_process(ranks: Path, processes: int, fork: bool, options: dict[str, str]) -> None:
+    apart = tracelens.report_files(ranks, fork=fork, **options)
     together = tracelens.report(tracelens.load(ranks), **options)
     assert contents(apart) == contents(together)
 
 
-def test_only_some_analyzers(ranks: Path, processes: int) -> None:
-    report = tracelens.report_files(ranks, names=["kernels", "timeline"])
+def test_only_some_analyzers(ranks: Path, processes: int, fork: bool) -> None:
+    report = tracelens.report_files(ranks, names=["kernels", "timeline"], fork=fork)
     assert [result.analyzer for result in report.results] == ["kernels", "timeline"]
 
 
@@ -80,12 +94,12 @@ def test_one_file_is_one_run(ranks: Path) -> None:
     assert report.meta["ranks"] == [2]
 
 
-def test_a_file_that_cannot_be_read_is_the_same_line_as_ever(ranks: Path, processes: int) -> None:
+def test_a_file_that_cannot_be_read_is_the_same_line_as_ever(ranks: Path, processes: int, fork: bool) -> None:
     (ranks / "rank1.json").write_text("{}")
     with pytest.raises(TracelensError) as alone:
         tracelens.load(ranks)
     with pytest.raises(TracelensError) as apart:
-        tracelens.report_files(ranks)
+        tracelens.report_files(ranks, fork=fork)
     assert str(apart.value) == str(alone.value)
     assert "rank1.json" in str(apart.value)
 
@@ -107,12 +121,12 @@ def test_two_files_of_one_rank(ranks: Path, processes: int) -> None:
 
 
 def test_a_process_that_dies_is_an_error_that_names_the_file(
-    ranks: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Path, fork: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACELENS_JOBS", "2")
     monkeypatch.setattr(children, "_WORTH_BYTES", 0)
     files = [str(ranks / f"rank{rank}.json") for rank in range(3)]
-    with start(files) as execute:
+    with start(files, fork=fork) as execute:
         assert isinstance(execute, Local)
         (process,) = execute.processes
         process.kill()
@@ -121,9 +135,23 @@ def test_a_process_that_dies_is_an_error_that_names_the_file(
             list(execute([Task(file, -1, ("kernels",), None, ()) for file in files]))
 
 
-def test_children_end_with_the_report(ranks: Path, processes: int) -> None:
-    with start([str(ranks / "rank0.json")] * 3) as execute:
+def test_children_end_with_the_report(ranks: Path, processes: int, fork: bool) -> None:
+    with start([str(ranks / "rank0.json")] * 3, fork=fork) as execute:
         assert isinstance(execute, Local)
         running = list(execute.processes)
         assert len(running) == min(processes - 1, 2)
-    assert all(process.poll() is not None for process in running)
+    assert [process.wait() for process in running] == [0] * len(running)
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_copies_end_whether_or_not_they_were_asked(
+    ranks: Path, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "4")
+    monkeypatch.setattr(children, "_WORTH_BYTES", 0)
+    with suppress(KeyError), start([str(ranks / "rank0.json")] * 4, fork=True) as execute:
+        assert isinstance(execute, Local)
+        running = list(execute.processes)
+        if error is not None:
+            raise error
+    assert [process.wait() for process in running] == [0 if error is None else -signal.SIGKILL] * 3

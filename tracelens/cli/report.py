@@ -64,7 +64,7 @@ def report(
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
     keep_freed()
-    with progress() as line, _reporting(traces, line) as reporting:
+    with progress() as line, _reporting(traces, line, fork=True) as reporting:
         out.check([options.device_file], traces.paths)
         # Imported and compiled while the traces are decoded.
         from tracelens.analysis import ANALYZERS
@@ -81,7 +81,7 @@ def report(
             grammar()
         values = _of_analyzers(which.only, options)
         ahead = out.prepared if out.output else None
-        result = reporting.report(which.only, step=options.step, fork=True, ahead=ahead, **values)
+        result = reporting.report(which.only, step=options.step, ahead=ahead, **values)
     out.deliver(result, full=sections.full or bool(which.only))
 
 
@@ -108,9 +108,9 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Shown, options: AnalyzerOpt
     check_complete(result)
 
 
-def _reporting(traces: Traces, line: Progress) -> Reporting:
+def _reporting(traces: Traces, line: Progress, *, fork: bool = False) -> Reporting:
     """The traces, and the processes that read them."""
-    return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask)
+    return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask, fork=fork)
 
 
 def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:

@@ -20,9 +20,7 @@ from tracelens.read.files import MAGIC, TraceFiles, is_url
 from tracelens.registry import Registry
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from tracelens.read.json import Encoded, Splitter
+    from tracelens.read.json import Child, Encoded, Splitter
     from tracelens.trace import Trace
     from tracelens.trace.graphs import Size
 
@@ -74,7 +72,7 @@ class SideTraces:
     def __init__(self) -> None:
         self._traces: dict[str, list[Trace]] = {}
 
-    def read(self, file: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
+    def read(self, file: str, processes: Sequence[Child], threads: int) -> list[Trace]:
         """The traces in a file; raises ParseError."""
         if file not in self._traces:
             self._traces[file] = _read(file, processes, threads)
@@ -99,7 +97,7 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
 
 def parse(
     path: str,
-    processes: Sequence[Popen[bytes]] = (),
+    processes: Sequence[Child] = (),
     graphs: GraphSources = BESIDE,
     side_traces: SideTraces | None = None,
     threads: int = 0,
@@ -127,7 +125,7 @@ def parse(
 
 def _read(
     path: str,
-    processes: Sequence[Popen[bytes]],
+    processes: Sequence[Child],
     threads: int,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[Trace]:

@@ -17,7 +17,7 @@ from tracelens.read import SideTraces, TraceFiles
 from tracelens.session.reading import Graphs, Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
-from tracelens.workers import start
+from tracelens.workers import can_copy, start
 
 if TYPE_CHECKING:
     from tracelens.analysis import Analyzer
@@ -42,6 +42,7 @@ class Reporting(ExitStack):
         files: to read.
         reads: how.
         dask: address of the scheduler.
+        fork: whether copies of this process may do some of the work; they are made for the report.
         keep: whether `run` is asked for after the report.
         side_traces: those that other runs of the same request read, and this one reads with them.
     """
@@ -52,11 +53,13 @@ class Reporting(ExitStack):
         reads: Graphs | None = None,
         *,
         dask: str | None = None,
+        fork: bool = False,
         keep: bool = False,
         side_traces: SideTraces | None = None,
     ) -> None:
         super().__init__()
         self._files, self._reads, self._dask, self._keep = files, reads or Graphs(), dask, keep
+        self._fork = fork and can_copy()
         self._kept: Run | ParkedTraces | None = None
         self._reading: Reading | None = None
         self._execute: Executor | None = None
@@ -64,7 +67,7 @@ class Reporting(ExitStack):
             return  # its workers already run
         if len(files) == 1:
             self._reading = self.enter_context(Reading(files, self._reads, side_traces))
-        else:
+        elif not self._fork:
             self._execute = self.enter_context(start(files))
 
     def report(
@@ -72,7 +75,6 @@ class Reporting(ExitStack):
         names: Iterable[str] | None = None,
         *,
         step: str | int | None = None,
-        fork: bool = False,
         ahead: Ahead | None = None,
         **options: Any,
     ) -> Report:
@@ -89,7 +91,9 @@ class Reporting(ExitStack):
             run = loaded(TraceFiles(self._files), None, reads)
         if run is not None:
             self._kept = run if self._keep else None
-            result = _of_run(run, analyzers, step, options, fork=fork, progress=reads.progress, ahead=ahead)
+            result = _of_run(
+                run, analyzers, step, options, fork=self._fork, progress=reads.progress, ahead=ahead
+            )
             return _telling(result, [trace.meta for trace in run.traces])
         from tracelens.workers import ParkedTraces, analyze_files
 
@@ -98,13 +102,13 @@ class Reporting(ExitStack):
         portions, results, prepared = analyze_files(
             self._files,
             [item.name for item in analyzers],
-            self._execute or self.enter_context(start(self._files, self._dask)),
+            self._execute or self.enter_context(start(self._files, self._dask, fork=self._fork)),
             step=step,
             partial=reads.partial,
             graphs=reads.graphs,
             progress=reads.progress,
             park=parked,
-            fork=fork,
+            fork=self._fork,
             ahead=ahead,
             **options,
         )
@@ -259,8 +263,8 @@ def report_files(
     """
     options = _given(scope=scope, device=device, device_file=device_file) | options
     reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
-    with Reporting(TraceFiles(paths).all(), reads, dask=dask) as reporting:
-        return reporting.report(names, step=step, fork=fork, **options)
+    with Reporting(TraceFiles(paths).all(), reads, dask=dask, fork=fork) as reporting:
+        return reporting.report(names, step=step, **options)
 
 
 def render(report: Report | Result | Verdict, path: StrPath) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from typing import IO, TYPE_CHECKING, Any
 
 from tracelens.guard import guard
-from tracelens.workers.cores import can_copy
+from tracelens.workers.cores import Copy, can_copy
 from tracelens.workers.memory import give_back
 
 if TYPE_CHECKING:
@@ -45,32 +44,29 @@ def beside(work: Callable[[], Iterable[Any]], worth: bool) -> Iterator[Callable[
     if not worth:
         yield tuple
         return
-    copy = _Copy(work)
+    maker = _Maker(work)
     try:
-        yield copy.next
+        yield maker.next
     finally:
-        copy.end()
+        maker.end()
 
 
-class _Copy:
-    """A forked copy of this process that works; only for processes without threads."""
+class _Maker:
+    """A copy of this process that makes one thing after the other."""
 
     def __init__(self, work: Callable[[], Iterable[Any]]) -> None:
         # Unlike a pipe, the file takes all before this process has time to read it.
         self._made = _file_in_memory()
         self._start = 0
         self._ends, tell = os.pipe()  # where in the file each thing ends
-        self._pid = os.fork()
-        if self._pid == 0:
-            code = 1
-            try:  # whatever goes wrong ends the copy without a word
-                for thing in work():
-                    pickle.dump(thing, self._made, protocol=5)
-                    self._made.flush()
-                    os.write(tell, self._made.tell().to_bytes(8, "little"))
-                code = 0
-            finally:
-                os._exit(code)
+
+        def make() -> None:
+            for thing in work():
+                pickle.dump(thing, self._made, protocol=5)
+                self._made.flush()
+                os.write(tell, self._made.tell().to_bytes(8, "little"))
+
+        self._copy = Copy(make)
         os.close(tell)
 
     def next(self) -> tuple[Any, ...]:
@@ -85,8 +81,8 @@ class _Copy:
 
     def end(self) -> None:
         """End the copy, whether it is done or nobody asks for what it makes."""
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        self._copy.kill()
+        self._copy.wait()
         os.close(self._ends)
         self._made.close()
 

@@ -1,7 +1,8 @@
-"""Child processes, started before anything heavy is imported so that both sides start up at once.
+"""Child processes: copies of this one, or started before anything heavy is imported, to start up beside it.
 
 Plain child processes instead of multiprocessing: a script without a `__main__` guard, a notebook and an
-embedding server can all load traces, and a child imports neither the caller's modules nor pandas.
+embedding server can all load traces, and a child imports neither the caller's modules nor pandas. The command
+line, which has no other threads, copies itself where a child needs what it has imported by then.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from typing import TYPE_CHECKING
 
 from tracelens.native import core
 from tracelens.read import is_url
-from tracelens.workers.cores import jobs
+from tracelens.workers.cores import Copy, jobs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from subprocess import Popen
+    from typing import IO
+
+    from tracelens.read import Child
     from tracelens.workers.tasks import Executor
+
+    Serve = Callable[[IO[bytes], IO[bytes]], None]
 
 DECODE = "from tracelens.read.json.pool import main; main()"
 """What a child that decodes runs: it serves one trace after the other (see pool.py)."""
@@ -39,11 +47,11 @@ class Children:
 
     Args:
         files: what will be read; small ones are not worth a process.
-        serve: statements that each child runs.
+        serve: statements that each child runs, or a function that copies of this process call.
         most: never more children than this.
     """
 
-    def __init__(self, files: Sequence[str], serve: str = DECODE, most: int = 64) -> None:
+    def __init__(self, files: Sequence[str], serve: str | Serve = DECODE, most: int = 64) -> None:
         size = 0  # on disk
         for file in files:
             if file == "-" or is_url(file):  # count as large
@@ -56,22 +64,12 @@ class Children:
         # The native core decodes in threads of this process instead.
         is_native = serve == DECODE and core() is not None
         self.threads, count = (count, 0) if is_native else (0, count)
-        if count:
-            import subprocess
-        root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
         # running children, which take their work from stdin and answer on stdout
-        self.processes = [
-            # -S -E: a child gets this process's search path as arguments and needs no start-up of its own.
-            subprocess.Popen(
-                [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pipesize=_PIPE_BYTES,
-                process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        self.processes: list[Child] = []
+        for _ in range(count):
+            self.processes.append(
+                _started(serve) if isinstance(serve, str) else ServingCopy(serve, self.processes)
             )
-            for _ in range(count)
-        ]
 
     def __enter__(self) -> Children:
         return self
@@ -89,9 +87,61 @@ class Children:
             process.wait()
 
 
+def _started(serve: str) -> Popen[bytes]:
+    import subprocess
+
+    root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
+    return subprocess.Popen(
+        # -S -E: a child gets this process's search path as arguments and needs no start-up of its own.
+        [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pipesize=_PIPE_BYTES,
+        process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+class ServingCopy(Copy):
+    """A copy of this process that is served like a child that was started."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    def __init__(self, serve: Serve, others: Sequence[Child]) -> None:
+        (source, tasks), (answers, target) = _pipe(), _pipe()
+        self.stdin, self.stdout = tasks, answers
+
+        def work() -> None:
+            os.setpgid(0, 0)  # as above
+            for process in (self, *others):  # a pipe ends when nobody can write to it any more
+                for stream in (process.stdin, process.stdout):
+                    assert stream is not None
+                    stream.close()
+            serve(source, target)
+
+        super().__init__(work)
+        source.close()
+        target.close()
+
+
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    with suppress(ImportError, AttributeError, OSError):  # Linux can make it as large
+        import fcntl
+
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return open(reading, "rb"), open(writing, "wb")
+
+
 @contextmanager
-def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
+def start(files: Sequence[str], dask: str | None = None, *, fork: bool = False) -> Iterator[Executor]:
     """Something that carries tasks out, for as long as the context lasts.
+
+    Args:
+        files: that the tasks read.
+        dask: address of a scheduler.
+        fork: whether children are copies of this process, which has imported what they need.
 
     Raises:
         TracelensError: the library is not installed, or nobody answers at that address.
@@ -102,8 +152,11 @@ def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
         with cluster(dask) as on_workers:
             yield on_workers
         return
-    # The children start up while this process imports what it needs itself.
-    with Children(files, _SERVE, len(files) - 1) as children:
+    serve: str | Serve = _SERVE
+    if fork:
+        from tracelens.workers.tasks import serve
+    # Those that are started start up while this process imports what it needs itself.
+    with Children(files, serve, len(files) - 1) as children:
         from tracelens.workers.tasks import Local
 
         yield Local(children.processes)

@@ -1,9 +1,12 @@
-"""How many processes share the work, and whether one of them can be a copy of this one."""
+"""How many processes share the work, and copies of this one."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
+from collections.abc import Callable
 
 from tracelens.errors import TracelensError
 
@@ -24,3 +27,31 @@ def jobs() -> int:
 def can_copy() -> bool:
     """Whether this process can be copied, and there is a core for the copy."""
     return jobs() > 1 and hasattr(os, "fork")
+
+
+class Copy:
+    """A copy of this process that does some work and ends; only for processes without threads."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._ended = threading.Lock()  # one thread waits, others learn of it
+        self._code: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:  # whatever goes wrong ends the copy without a word
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+
+    def kill(self) -> None:
+        with self._ended:
+            if self._code is None:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Exit code, once it has ended."""
+        with self._ended:
+            if self._code is None:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            return self._code

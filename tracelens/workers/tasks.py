@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -33,8 +32,7 @@ from tracelens.workers.cores import can_copy
 from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
+    from tracelens.read import Child
     from tracelens.table import Result
     from tracelens.trace import Run, Trace, TraceMeta
     from tracelens.workers.aside import Ahead, Prepared
@@ -248,7 +246,7 @@ def analyze_files(
     return portions, combining.results, made
 
 
-def carry_out(task: Task, side_traces: SideTraces, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
+def carry_out(task: Task, side_traces: SideTraces) -> list[Portion]:
     """Read a file and analyze each trace in it.
 
     Raises:
@@ -261,7 +259,7 @@ def carry_out(task: Task, side_traces: SideTraces, processes: Sequence[Popen[byt
     portions = []
     with applied(task.limits):
         required = with_required([ANALYZERS.get(name) for name in task.analyzers])
-        for trace in parse(task.path, processes, task.graphs, side_traces):
+        for trace in parse(task.path, (), task.graphs, side_traces):
             rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
             run = make_run([replace(trace, meta=replace(trace.meta, rank=rank))])
             if task.step is not None:
@@ -297,7 +295,7 @@ def _answer(task: Task, side_traces: SideTraces | None = None) -> bytes:
 class Local:
     """Carries tasks out in order of the files; children do some of them while this process does others."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    def __init__(self, processes: Sequence[Child] = ()) -> None:
         self.processes = processes
         self._waiting: SimpleQueue[Task] = SimpleQueue()
         self._done: SimpleQueue[Answer] = SimpleQueue()
@@ -340,7 +338,7 @@ class Local:
         except Empty:
             return None
 
-    def _feed(self, process: subprocess.Popen[bytes]) -> None:
+    def _feed(self, process: Child) -> None:
         """Give a child one task after the other and pass its answers on; at the end it is let go."""
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None

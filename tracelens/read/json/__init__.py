@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         plain_text,
     )
     from tracelens.read.json.events import FIRST_NS, LAST_NS, MISSING, integer, summable
-    from tracelens.read.json.pool import decode_all, encode
+    from tracelens.read.json.pool import Child, decode_all, encode
     from tracelens.read.json.scan import Scan
     from tracelens.read.json.split import Chunk, Splitter
 
@@ -27,6 +27,7 @@ __all__ = [
     "LAST_NS",
     "MISSING",
     "OUT_OF_RANGE",
+    "Child",
     "Chunk",
     "CollectiveRow",
     "Columns",
@@ -48,7 +49,7 @@ __getattr__, __dir__ = lazy(
     {
         "read.json.columns": "OUT_OF_RANGE CollectiveRow Columns Encoded Part ScannedPart merge plain_text",
         "read.json.events": "FIRST_NS LAST_NS MISSING integer summable",
-        "read.json.pool": "decode_all encode",
+        "read.json.pool": "Child decode_all encode",
         "read.json.scan": "Scan",
         "read.json.split": "Chunk Splitter",
     },

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from struct import Struct
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.native import core
@@ -21,10 +21,21 @@ from tracelens.read.json.scan import Scan
 from tracelens.read.json.split import Chunk, Splitter
 
 if TYPE_CHECKING:
-    import subprocess
     from concurrent.futures import Future
 
     from tracelens.read.json.columns import Encoded, Part
+
+
+class Child(Protocol):
+    """A process that takes its work from stdin and answers on stdout."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
 
 FRAME = Struct("<qqq")
 """Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
@@ -36,7 +47,7 @@ _MIN_CHUNKS = 4
 
 def decode_all(
     splitter: Splitter,
-    processes: Sequence[subprocess.Popen[bytes]] = (),
+    processes: Sequence[Child] = (),
     threads: int = 0,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Encoded:
@@ -191,7 +202,7 @@ class _Feed:
 class _Helper:
     """The thread that feeds one child and takes its answer."""
 
-    def __init__(self, process: subprocess.Popen[bytes], feed: _Feed) -> None:
+    def __init__(self, process: Child, feed: _Feed) -> None:
         self._process = process
         self._feed = feed
         self._answer: tuple[Part, list[Chunk]] | None = None

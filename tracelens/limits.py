@@ -163,22 +163,6 @@ def open_input(path: str | os.PathLike[str]) -> BufferedReader:
     return BufferedReader(pipe)
 
 
-def read_config_file(path: Path) -> bytes:
-    """The content of a model, device or rules file, which people write.
-
-    Raises:
-        TracelensError: it is larger than the limit; a device or an endless pipe is read no further.
-        OSError: as when opening it.
-    """
-    most = limits().config_bytes
-    with open_input(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        problem = f"{path}: over {most:,} bytes, too large for a model, device or rules file"
-        raise TracelensError(f"{problem}; {limits().exceeded('config_bytes')}")
-    return content
-
-
 def _number(name: str, text: str) -> int:
     match = _VALUE.fullmatch(text)
     number = 0

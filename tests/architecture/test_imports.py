@@ -3,8 +3,8 @@
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if
         -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, bundled, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors,
-            packing, printable, symbols, units}
+        -> {arrays, bundled, config_files, dtypes, filenames, lazy, native, registry, plugins, limits,
+            guard, errors, packing, printable, symbols, units}
     opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -28,7 +28,18 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 from tests.garbage import uncollected
 
-BASE = {"arrays", "bundled", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
+BASE = {
+    "arrays",
+    "bundled",
+    "config_files",
+    "dtypes",
+    "errors",
+    "filenames",
+    "guard",
+    "lazy",
+    "limits",
+    "native",
+}
 BASE |= {"packing", "printable", "registry", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
@@ -45,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"printable", "version"},
     "guard": {"errors"},
     "limits": {"errors"},
+    "config_files": {"errors", "limits"},
     "plugins": {"errors", "guard"},
     "registry": {"errors", "plugins"},
     "table": BASE,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tracelens.bundled import bundled_toml
+from tracelens.config_files import read_toml
 from tracelens.devices.spec import (
     COLLECTIVES,
     DTYPES,
@@ -24,7 +25,6 @@ from tracelens.devices.spec import (
     is_grid,
 )
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.limits import read_config_file
 
 SECONDARY = "(secondary source)"
 """Ends the text of a source that is not the vendor's."""
@@ -75,7 +75,7 @@ def read_device(path: str | PathLike[str]) -> Device:
         TracelensError: no such file, not TOML, or a key is missing, unknown or has no proper value.
     """
     path = fspath(path)
-    return _DeviceFile(path, _toml(path)).device()
+    return _DeviceFile(path, read_toml(Path(path))).device()
 
 
 def read_bundled(path: Path) -> Device:
@@ -111,23 +111,6 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
             else {key: value}
         )
     return flat
-
-
-def _toml(path: str) -> dict[str, Any]:
-    """What is in a file that people write."""
-    import tomllib
-
-    try:
-        return tomllib.loads(read_config_file(Path(path)).decode("utf-8"))
-    except FileNotFoundError:
-        problem = "no such file"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError:
-        problem = "not a text file; a device file is TOML"
-    except (ValueError, RecursionError) as error:
-        problem = f"not TOML: {error}"
-    raise TracelensError(f"{path}: {problem}")
 
 
 class _DeviceFile:

@@ -14,9 +14,9 @@ from msgspec import Struct
 from tracelens.analysis.common import grammar
 from tracelens.analysis.serving import rank_steps
 from tracelens.bundled import bundled_toml
+from tracelens.config_files import read_bytes
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
-from tracelens.limits import read_config_file
 from tracelens.trace import Trace, fitting
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _recorded_versions(trace: Trace) -> dict[str, str]:
     """What `run.json` beside a local trace says; nothing where there is none of ours."""
     path = Path(trace.meta.path)
     try:
-        content: Any = json.loads(read_config_file(path.with_name(SIDECAR)))
+        content: Any = json.loads(read_bytes(path.with_name(SIDECAR)))
     except (OSError, ValueError, RecursionError, TracelensError):
         return {}
     if not isinstance(content, dict) or not str(content.get("schema", "")).startswith(_SCHEMA):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tracelens.config_files import read_toml
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import Config, Toggles, override
 
@@ -67,13 +67,7 @@ def from_file(path: Path) -> tuple[LadderRung, ...]:
     Raises:
         TracelensError: it cannot be read, or is no such file.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # no TOML, or no UTF-8
-        raise TracelensError(f"{path}: not a TOML file ({error})") from None
-    tables = document.get("rung")
+    tables = read_toml(path).get("rung")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise TracelensError(f"{path}: no [[rung]] tables; write one per rung, with name and adds")
     rungs = []

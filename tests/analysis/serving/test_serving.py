@@ -657,7 +657,7 @@ def test_labels_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[engine", "not a TOML file"),
+        ("[[engine", "not TOML"),
         ("engine = 3", "must consist of [[engine]] tables"),
         ("[[engine]]", "[[engine]] 1 has no name"),
         (EXTRA + "kind = 'encode'", "kind must be one of prefill, decode"),
@@ -684,7 +684,7 @@ def test_wrong_files_are_refused(
 
 def test_a_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "none.toml"))
-    with pytest.raises(TracelensError, match=r"none\.toml: No such file"):
+    with pytest.raises(TracelensError, match=r"none\.toml: no such file"):
         of(rank((DECODE, 4)))
 
 

@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TracelensError, match="cannot be read"):
         read_schedule(str(tmp_path))
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TracelensError, match="not a CSV file"):
+    with pytest.raises(TracelensError, match="not a text file"):
         read_schedule(str(tmp_path / "bytes.csv"))
 
 

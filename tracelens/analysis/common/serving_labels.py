@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from tracelens.bundled import bundled_toml
+from tracelens.config_files import read_toml
 from tracelens.costs import Lengths, ServingBatch
 from tracelens.errors import TracelensError
-from tracelens.limits import read_config_file
 
 KINDS = ("prefill", "decode", "mixed", "idle", "draft", "other")
 RUNS = ("", "eager", "graph")
@@ -141,7 +141,7 @@ def grammar() -> Grammar:
 @cache
 def _grammar(extra: str) -> Grammar:
     engines: list[tuple[Path, dict[str, Any]]] = []
-    files = {Path(extra): _toml(Path(extra))} if extra else {}
+    files = {Path(extra): read_toml(Path(extra), f"{FILE_VARIABLE} names this file")} if extra else {}
     for path, content in (*files.items(), (_BUNDLED, bundled_toml(_BUNDLED))):
         entries = content.get("engine")
         if not isinstance(entries, list) or set(content) != {"engine"}:
@@ -165,18 +165,6 @@ def _grammar(extra: str) -> Grammar:
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "step")),
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "micro_batch")),
     )
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    """What is in the file that FILE_VARIABLE names."""
-    import tomllib
-
-    try:
-        return tomllib.loads(read_config_file(path).decode("utf-8"))
-    except OSError as error:
-        raise TracelensError(f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file") from error
-    except (ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not a TOML file ({error})") from error
 
 
 def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:

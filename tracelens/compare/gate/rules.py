@@ -19,15 +19,15 @@ Settings stand in [tool.tracelens.gate] of pyproject.toml, or in [gate] of trace
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tracelens.compare.thresholds import CONFIDENCE, DEFAULT_RULES
+from tracelens.config_files import read_toml
 from tracelens.errors import TracelensError
-from tracelens.limits import read_config_file
 
 Sense = Literal["<=", ">="]
 Kind = Literal["ratio", "difference", "absolute"]
@@ -206,14 +206,7 @@ def settings(config: str | None = None, start: Path | None = None) -> GateSettin
 
 def _read(path: Path) -> GateSettings | None:
     """The settings in a file, None if it has no section for them."""
-    import tomllib  # few folders have such a file
-
-    try:
-        document: Mapping[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
-    except OSError as error:
-        raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
-        raise TracelensError(f"{path}: {error}; correct it, or name another file with --config") from None
+    document = read_toml(path, "name another file with --config")
     # A file of any other name may use either section.
     paths = [keys for name, keys in _FILES if name == path.name] or [keys for _, keys in _FILES]
     for keys in paths:

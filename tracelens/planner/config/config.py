@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from tracelens.config_files import read_toml
 from tracelens.dtypes import element_bytes
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.limits import read_config_file
 
 DtypeName = Literal["bfloat16", "float32"]
 RoutingName = Literal["learned", "balanced", "skewed"]
@@ -516,13 +516,13 @@ class _Bundled(Mapping[str, Model]):
 @cache
 def bundled() -> Mapping[str, Model]:
     """The models of `models/*.toml` by name, from small to large."""
-    models = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
+    models = {file.stem: read_model(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
     # The weights of the routed experts dominate.
     sizes = {name: m.layers * m.experts_count * m.hidden * m.expert_ffn for name, m in models.items()}
     return {name: models[name] for name in sorted(models, key=lambda name: (sizes[name], name))}
 
 
-def read_toml(path: Path) -> Model:
+def read_model(path: Path) -> Model:
     """Read a model file.
 
     Its keys are the fields of `Model`; those with a default are optional. `title`, and `[sources.NAME]` with
@@ -531,13 +531,7 @@ def read_toml(path: Path) -> Model:
     Raises:
         TracelensError: no such file, not TOML, or a key is missing, unknown or has a wrong value.
     """
-    import tomllib  # takes a few ms
-
-    text = read_text(path)
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path)
     sources = content.pop("sources", {})
     if not isinstance(content.pop("title", ""), str):
         raise TracelensError(f"{path}: title must be text in quotes")
@@ -574,18 +568,6 @@ def make_model(path: str, values: Mapping[str, Any]) -> Model:
         return Model(**values)
     except TracelensError as error:
         raise TracelensError(f"{path}: {error}") from None
-
-
-def read_text(path: Path) -> str:
-    """The text of a file; raises TracelensError if it cannot be read."""
-    try:
-        return read_config_file(path).decode("utf-8")
-    except FileNotFoundError:
-        raise TracelensError(f"{path}: no such file") from None
-    except OSError as error:
-        raise TracelensError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TracelensError(f"{path}: not a text file") from error
 
 
 MODELS: Mapping[str, Model] = _Bundled()

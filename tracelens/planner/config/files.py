@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracelens.bundled import bundled_toml
+from tracelens.config_files import read_text
 from tracelens.errors import MissingExtra, TracelensError, UnknownName
 from tracelens.limits import limits
 from tracelens.planner.config.config import (
@@ -38,8 +39,7 @@ from tracelens.planner.config.config import (
     make_model,
     override,
     preset,
-    read_text,
-    read_toml,
+    read_model,
 )
 
 KINDS = (".toml", ".json", ".yaml", ".yml")
@@ -343,7 +343,7 @@ def read_file(name: str) -> ModelFile:
             raise TracelensError(f"{name}: a model file ends in {', '.join(KINDS)}")
         raise UnknownName("model (nor is it a file)", name, MODELS)
     if suffix == ".toml":
-        return ModelFile(read_toml(path))
+        return ModelFile(read_model(path))
     return read_huggingface(path) if suffix == ".json" else read_megatron(path)
 
 

@@ -19,8 +19,8 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tracelens.config_files import read_text
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.limits import read_config_file
 from tracelens.units import plural
 
 FORWARD, BACKWARD, INPUT, WEIGHT = PHASES = ("forward", "backward", "input", "weight")
@@ -137,14 +137,10 @@ def read_schedule(path: str) -> Schedule:
     Raises:
         TracelensError: unreadable, malformed, or it does not run each pass once.
     """
+    text = read_text(Path(path))
     try:
-        text = read_config_file(Path(path)).decode("utf-8")
         lines = [[cell.strip() for cell in line if cell.strip()] for line in csv.reader(text.splitlines())]
-    except FileNotFoundError:
-        raise TracelensError(f"{path}: no such file") from None
-    except OSError as error:
-        raise TracelensError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise TracelensError(f"{path}: not a CSV file: {error}") from error
     slots = [[slot for cell in line if (slot := _slot(cell, path, rank))] for rank, line in enumerate(lines)]
     if not slots or not all(slots):

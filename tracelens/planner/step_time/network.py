@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tracelens.arrays import Int
+from tracelens.config_files import read_toml
 from tracelens.devices import Device
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.limits import read_config_file
 from tracelens.planner.collectives import LinkRates, deepep_seconds, measured_time, modeled_seconds
 from tracelens.planner.config import Layout, Model
 from tracelens.planner.distinct import Spread, balanced_spread, routed_spread
@@ -163,24 +163,11 @@ def read_network(name: str) -> ClusterNetwork:
     Raises:
         TracelensError: no such network or file, not TOML, or a key is unknown or has a wrong value.
     """
-    import tomllib  # takes a few ms
-
     is_file = name.endswith(".toml") or "/" in name
     path = Path(name) if is_file else _FOLDER / f"{name}.toml"
     if not is_file and name not in bundled_networks():
         raise UnknownName("network", name, bundled_networks())
-    try:
-        content: dict[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
-    except FileNotFoundError:
-        raise TracelensError(
-            f"{path}: no such file; bundled networks: {', '.join(bundled_networks())}"
-        ) from None
-    except OSError as error:
-        raise TracelensError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TracelensError(f"{path}: not a text file; a network file is TOML") from error
-    except (ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path, f"bundled networks: {', '.join(bundled_networks())}")
     for key in content:
         if key not in _KEYS:
             raise TracelensError(f"{path}: {UnknownName('key', key, _KEYS)}")

@@ -4,7 +4,7 @@
         -> analysis -> {costs, devices} -> trace
         -> table
         -> {arrays, bundled, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors,
-            packing, printable, symbols, units}
+            packing, printable, saved, symbols, units}
     opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -29,7 +29,7 @@ from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 from tests.garbage import uncollected
 
 BASE = {"arrays", "bundled", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
-BASE |= {"packing", "printable", "registry", "symbols", "units", "version"}
+BASE |= {"packing", "printable", "registry", "saved", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "native": set(),
     "packing": set(),
     "printable": set(),
+    "saved": set(),
     "symbols": set(),
     "units": set(),
     "errors": {"printable", "version"},

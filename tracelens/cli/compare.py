@@ -1,4 +1,4 @@
-"""`tracelens diff`, `tracelens gate` with its baselines, and `tracelens fuse`."""
+"""`tracelens diff`, and `tracelens gate` with its baselines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from tracelens.session import (
     AcceptRequest,
     AddRequest,
     DiffRequest,
-    FuseRequest,
     GateRequest,
     OptionGroup,
     as_report,
@@ -216,18 +215,3 @@ def accept(request: AcceptRequest, _: ReadLimits) -> None:
 def _write_baseline(path: str, content: bytes, count: int) -> None:
     write_file(path, content)
     say(f"wrote {path}: {count} run{'s' if count != 1 else ''}")
-
-
-@command
-def fuse(request: FuseRequest, _: ReadLimits) -> None:
-    """Merge all ranks into one trace for ui.perfetto.dev.
-
-    Examples:
-        tracelens fuse traces/ -o merged.json.gz
-        tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
-        tracelens fuse traces/ --between 85-92.5 --findings -o piece.json.gz
-    """
-    assert isinstance(request.run, TraceFiles)
-    check_outputs((), (), [str(request.path)], request.run)
-    answer(request)
-    say(f"wrote {request.path}")

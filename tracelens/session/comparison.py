@@ -237,12 +237,9 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
             traces: paths that are expanded already.
             keep: the runs for a diff of them.
         """
-        known, side_traces, reads = traces or TraceFiles(), SideTraces(), [*map(self.reads, self.graphs)]
-        recordings = [(self.base, reads[0]), (self.candidate, reads[1])]
-        named = ((path, how) for side, how in recordings for path in _paths(side))
+        known, side_traces = traces or TraceFiles(), SideTraces()
+        recordings = [*zip((self.base, self.candidate), map(self.reads, self.graphs), strict=True)]
         begun: dict[str, Reporting] = {}
-        for path, how in islice(((path, how) for path, how in named if not saved_kind(path)), 1):
-            begun[path] = Reporting(known.of(path), how, keep=keep, side_traces=side_traces)
 
         def sides() -> Iterator[GateSide]:
             first = None
@@ -254,9 +251,11 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
                 first = gate_side(side, self.scope, how, known, side_traces, begun, keep=keep)
                 yield first
 
+        traced = ((path, how) for side, how in recordings for path in _paths(side) if not saved_kind(path))
         with ExitStack() as stack:
-            for reporting in begun.values():
-                stack.enter_context(reporting)
+            for path, how in islice(traced, 1):
+                reporting = Reporting(known.of(path), how, keep=keep, side_traces=side_traces)
+                begun[path] = stack.enter_context(reporting)
             yield lambda: [*sides()]
 
     def identical(self, traces: TraceFiles | None = None) -> bool:
@@ -422,7 +421,7 @@ def gate_side(
         reads: how traces are read.
         traces: paths that are expanded already.
         side_traces: what both sides read.
-        begun: paths that are being read already.
+        begun: of paths that are being read already.
         keep: whether the runs behind traces can be had from the side: of several ranks or runs from where
             they are parked, since only a diff of two of them looks at them again.
 

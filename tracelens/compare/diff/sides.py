@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 from numpy.typing import NDArray
 
-from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
+from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces, threads
 from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Bool, Float, Int, lookup, unique
@@ -151,25 +151,30 @@ _OUTER = 8
 """Names shown of each end of a long path."""
 
 
-class Runs(NamedTuple):
-    """What tells runs of a list apart, each in no time: equal ones have equal hashes, wherever they are."""
+class PrefixHashes(NamedTuple):
+    """Hashes of all prefixes of a list, from which that of any slice follows at once.
 
-    before: Hash  # of all before an item, each weighted by a power of the radix; and of all items
-    power: Hash  # by which an item is weighted, and one more
+    Equal slices have equal hashes, wherever they are.
+    """
+
+    total: (
+        Hash  # of each prefix, from the empty one on: the sum of its items, weighted by powers of the radix
+    )
+    power: Hash  # of the radix, by which an item is weighted, and one more
     inverse: Hash  # of these powers, modulo 2^64
 
     @staticmethod
-    def of(keys: Hash) -> Runs:
-        powers = np.full((2, len(keys) + 1), 1, dtype=np.uint64)
+    def of(items: Hash) -> PrefixHashes:
+        powers = np.full((2, len(items) + 1), 1, dtype=np.uint64)
         powers[:, 1:] = np.array([[_RADIX], [pow(_RADIX, -1, 1 << 64)]], dtype=np.uint64)
         power, inverse = np.multiply.accumulate(powers, axis=1)
-        before = np.zeros(len(keys) + 1, dtype=np.uint64)
-        np.cumsum(_mixed(keys) * power[:-1], out=before[1:])
-        return Runs(before, power, inverse)
+        total = np.zeros(len(items) + 1, dtype=np.uint64)
+        np.cumsum(_mixed(items) * power[:-1], out=total[1:])
+        return PrefixHashes(total, power, inverse)
 
-    def hashes(self, low: Int, high: Int) -> Hash:
-        """Hashes of the runs from each `low` up to its `high`."""
-        hashes: Hash = (self.before[high] - self.before[low]) * self.inverse[low]
+    def slices(self, low: Int, high: Int) -> Hash:
+        """Hashes of the slices from each `low` up to its `high`."""
+        hashes: Hash = (self.total[high] - self.total[low]) * self.inverse[low]
         return hashes
 
 
@@ -277,23 +282,24 @@ class Forest(Struct, frozen=True, dict=True):
         return counts
 
     @cached_property
-    def _runs_of_leaves(self) -> dict[bool, Runs]:
-        """Runs of all leaves: by their names alone, and with their arguments."""
+    def _prefixes_of_leaves(self) -> dict[bool, PrefixHashes]:
+        """Hashes of all leaves: by their names alone, and with their arguments."""
         leaves = np.flatnonzero(self.size == 1)
-        return {named: Runs.of(key[leaves]) for named, key in ((True, self.named), (False, self.signature))}
+        keys = ((True, self.named), (False, self.signature))
+        return {named: PrefixHashes.of(key[leaves]) for named, key in keys}
 
     def leaves(self, nodes: Int, *, named: bool = False) -> LeafHashes:
         """The leaves below nodes, which are in order of time and none inside another, and those among them.
 
         If `named`, leaves differ by their names alone, and not by their arguments.
         """
-        runs = self._runs_of_leaves[named]
+        prefixes = self._prefixes_of_leaves[named]
         low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]
         count = np.concatenate(([0], np.cumsum(high - low)))
         # Moved from where they are in the forest to where they are in the list.
-        part = runs.hashes(low, high) * runs.power[count[:-1]]
+        part = prefixes.slices(low, high) * prefixes.power[count[:-1]]
         begin = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(part, dtype=np.uint64)))
-        return LeafHashes(count, begin, (begin[-1] - begin) * runs.inverse[count])
+        return LeafHashes(count, begin, (begin[-1] - begin) * prefixes.inverse[count])
 
     def within(self, nodes: Int) -> Int:
         """Nodes, none inside another, and all that they call."""
@@ -355,7 +361,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     while ((further := up[up]) != up).any():
         up = further
     step = np.maximum(np.searchsorted(marks, events.start[up[rows]], side="right") - 1, 0)
-    thread, _ = codes(events.pid[rows], events.tid[rows])
+    thread = threads(trace)[rows]
     order = np.lexsort((events.depth[rows], events.start[rows], thread, step))
     rows, above, step, thread = rows[order], above[order], step[order], thread[order]
     parent = lookup(events.places(rows), above, -1)
@@ -410,7 +416,7 @@ def occurrence(code: Int) -> Int:
 
 
 def text_hashes(texts: Iterable[str]) -> Hash:
-    """A hash of each text, the same on both sides."""
+    """A hash of each text, the same on both sides; 0 of an empty one."""
     return np.array([*map(hash, texts)], dtype=np.int64).view(np.uint64)
 
 
@@ -422,4 +428,4 @@ def _mixed(values: Hash) -> Hash:
 def _subtree_hashes(own: Hash, size: Int) -> Hash:
     """Hash of each subtree: of the own hashes of its nodes, and of how many are below each."""
     node = np.arange(len(own))
-    return Runs.of(own + _MIX * size.astype(np.uint64)).hashes(node, node + size)
+    return PrefixHashes.of(own + _MIX * size.astype(np.uint64)).slices(node, node + size)

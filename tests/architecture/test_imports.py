@@ -4,7 +4,7 @@
         -> analysis -> {costs, devices} -> trace
         -> table
         -> {arrays, bundled, config_files, dtypes, filenames, lazy, native, registry, plugins, limits,
-            guard, errors, packing, printable, symbols, units}
+            guard, errors, packing, printable, saved, symbols, units}
     opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -28,19 +28,8 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 from tests.garbage import uncollected
 
-BASE = {
-    "arrays",
-    "bundled",
-    "config_files",
-    "dtypes",
-    "errors",
-    "filenames",
-    "guard",
-    "lazy",
-    "limits",
-    "native",
-}
-BASE |= {"packing", "printable", "registry", "symbols", "units", "version"}
+BASE = {"arrays", "bundled", "config_files", "dtypes", "errors", "filenames", "guard", "lazy", "limits"}
+BASE |= {"native", "packing", "printable", "registry", "saved", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
@@ -51,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "native": set(),
     "packing": set(),
     "printable": set(),
+    "saved": set(),
     "symbols": set(),
     "units": set(),
     "errors": {"printable", "version"},

@@ -196,7 +196,7 @@ ROOT = CommandGroup(
                 report="Report where the step time goes and what to fix first",
                 analyze="Run one analyzer: its answer, and the table that proves it",
             ),
-            **_commands("compare", fuse="Merge all ranks into one trace for ui.perfetto.dev"),
+            **_commands("fuse", fuse="Merge all ranks into one trace for ui.perfetto.dev"),
         },
         "Compare runs": {
             **_commands(

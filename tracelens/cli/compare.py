@@ -1,4 +1,4 @@
-"""`tracelens diff`, `tracelens gate` with its baselines, and `tracelens fuse`."""
+"""`tracelens diff`, and `tracelens gate` with its baselines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tracelens.cli.output import (
     ReadLimits,
     answer,
     check_outputs,
+    prepare,
     print_report,
     progress,
     say,
@@ -31,7 +32,6 @@ from tracelens.session import (
     AcceptRequest,
     AddRequest,
     DiffRequest,
-    FuseRequest,
     GateRequest,
     OptionGroup,
     as_report,
@@ -57,9 +57,12 @@ def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> 
     """
     keep_freed()
     traces = TraceFiles([str(request.base), str(request.cand)])
-    out.check((), traces)
     base, cand = map(traces.only, traces.paths)
-    out.deliver(answer(replace(request, base=base, cand=cand)), full=sections.full)
+    with progress() as line, replace(request, base=base, cand=cand, progress=line).begun() as report:
+        out.check((), traces)
+        prepare()
+        made = report()
+    out.deliver(made, full=sections.full)
 
 
 class GateOutputs(OptionGroup, panel=OUTPUT):
@@ -107,21 +110,19 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
         tracelens gate baseline add runs/*/ -o base.json
         tracelens gate baseline accept runs/*/ -o base.json
     """
-    from tracelens.compare.gate import commands, comment, junit, settings
-    from tracelens.rendering.formats import escaped
-
     keep_freed()
     bases, candidates = _sides(out.paths or [], request)
-    file = settings(None if request.config is None else str(request.config))
     traces = TraceFiles([*bases, *candidates])
-    _ = request.graphs  # too many paths are said before the work
     reports, others = ([*filter(None, paths)] for paths in ([out.report], [out.junit, out.markdown]))
-    check_outputs(reports, [file.file], others, traces)
-    options = request.options(file)
     with progress() as line:
         request = replace(request, base=bases, candidate=candidates, progress=line)
-        sides = [*request.sides(traces, keep=True)]
-        verdict, compared = request.outcome(options, sides, why=True, compared=bool(out.report))
+        with request.begun(traces, keep=True) as sides:
+            from tracelens.compare.gate import commands, comment, junit, settings
+
+            file = settings(None if request.config is None else str(request.config))
+            check_outputs(reports, [file.file], others, traces)
+            options = request.options(file)
+            verdict, compared = request.outcome(options, sides(), why=True, compared=bool(out.report))
     report = as_report(verdict)
     if out.report is not None:
         results = (*report.results, *(compared.results if compared else ()))
@@ -131,6 +132,8 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
         write_file(out.junit, junit(verdict))
         say(f"wrote {out.junit}")
     if out.markdown is not None:
+        from tracelens.rendering.formats import escaped
+
         write_file(out.markdown, comment(verdict, escaped).encode())
         say(f"wrote {out.markdown}")
     print_report(report, json=printed.json)
@@ -212,18 +215,3 @@ def accept(request: AcceptRequest, _: ReadLimits) -> None:
 def _write_baseline(path: str, content: bytes, count: int) -> None:
     write_file(path, content)
     say(f"wrote {path}: {count} run{'s' if count != 1 else ''}")
-
-
-@command
-def fuse(request: FuseRequest, _: ReadLimits) -> None:
-    """Merge all ranks into one trace for ui.perfetto.dev.
-
-    Examples:
-        tracelens fuse traces/ -o merged.json.gz
-        tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
-        tracelens fuse traces/ --between 85-92.5 --findings -o piece.json.gz
-    """
-    assert isinstance(request.run, TraceFiles)
-    check_outputs((), (), [str(request.path)], request.run)
-    answer(request)
-    say(f"wrote {request.path}")

@@ -107,6 +107,15 @@ class Delivery(Json, Written):
     """Where the result of a command goes."""
 
 
+def prepare() -> None:
+    """Import and compile what all that looks at GPU work needs, while a trace is being decoded."""
+    from tracelens.costs import find
+    from tracelens.trace import compile_rules
+
+    compile_rules()
+    find("")
+
+
 def check_outputs(
     reports: Sequence[str],
     inputs: Iterable[object],

@@ -14,6 +14,7 @@ from tracelens.cli.output import (
     ReadLimits,
     Written,
     check_complete,
+    prepare,
     print_answer,
     print_report,
     progress,
@@ -69,13 +70,10 @@ def report(
         # Imported and compiled while the traces are decoded.
         from tracelens.analysis import ANALYZERS
         from tracelens.analysis.common import grammar
-        from tracelens.costs import find
-        from tracelens.trace import compile_rules
         from tracelens.what_if import SCENARIOS
 
         ANALYZERS.load()
-        compile_rules()
-        find("")
+        prepare()
         if not which.only:  # for findings and steps, in a copy of this process as well
             SCENARIOS.load()
             grammar()

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
 from tracelens.errors import TracelensError
 from tracelens.read import SideTraces, TraceFiles, same_bytes
-from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
+from tracelens.saved import saved_kind
+from tracelens.session.reading import (
+    STEP,
+    Graphs,
+    GraphsOfSides,
+    Partial,
+    Scoped,
+    Source,
+    loaded,
+    opened,
+)
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
 from tracelens.session.request import (
@@ -74,12 +85,19 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
 
     def answer(self) -> Report:
         """The report on the difference."""
+        with self.begun() as report:
+            return report()
+
+    @contextmanager
+    def begun(self) -> Iterator[Callable[[], Report]]:
+        """Yields what gives the report; meanwhile the base is read."""
         side_traces = SideTraces()
-        runs = [
-            loaded(source, None, self.reads(graphs), side_traces)
-            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
-        ]
-        # Imported when the processes that decode the traces have been started.
+        of_base, of_cand = map(self.reads, self.graphs)
+        with opened(self.base, of_base, side_traces) as base:
+            yield lambda: self._report(base, lambda: loaded(self.cand, None, of_cand, side_traces))
+
+    def _report(self, *sources: Callable[[], Run]) -> Report:
+        # Imported while the base is read.
         from tracelens.analysis.common import noted, setup_of
         from tracelens.compare.diff import diff as compare
         from tracelens.compare.diff import headline
@@ -88,6 +106,7 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         from tracelens.table import Report, Skip
         from tracelens.trace import is_unattributed
 
+        runs = [source() for source in sources]
         if any(is_unattributed(trace) for run in runs for trace in run.traces):
             from tracelens.trace.graphs import with_twin
 
@@ -195,10 +214,11 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
 
     def answer(self) -> Verdict:
         """The verdict, with the causes where something is wrong."""
-        from tracelens.compare.gate import GateSettings, settings
+        with self.begun(keep=self.why) as sides:
+            from tracelens.compare.gate import GateSettings, settings
 
-        options = self.options(GateSettings() if self.config is None else settings(os.fspath(self.config)))
-        return self.outcome(options, [*self.sides(keep=self.why)], self.why)[0]
+            file = GateSettings() if self.config is None else settings(os.fspath(self.config))
+            return self.outcome(self.options(file), sides(), self.why)[0]
 
     def options(self, file: GateSettings) -> GateOptions:
         """What is judged by, where a file has these settings."""
@@ -207,17 +227,36 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         rules = [self.rules] if isinstance(self.rules, str) else self.rules
         return Options.of(file, rules, self.confidence, self.min_effect)
 
-    def sides(self, traces: TraceFiles | None = None, *, keep: bool) -> Iterator[GateSide]:
-        """The base, then the candidate; paths may be expanded already. `keep` the runs for a diff of them."""
-        side_traces = SideTraces()
-        first = None
-        for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
-            if first is not None and self.identical(traces):
-                name = ", ".join(map(str, _paths(recordings)))
-                yield replace(first, side=replace(first.side, name=name))  # no second read
-                return
-            first = gate_side(recordings, self.scope, self.reads(graphs), traces, side_traces, keep=keep)
-            yield first
+    @contextmanager
+    def begun(
+        self, traces: TraceFiles | None = None, *, keep: bool
+    ) -> Iterator[Callable[[], Sequence[GateSide]]]:
+        """Yields what gives the base and the candidate; meanwhile the first trace of them is read.
+
+        Args:
+            traces: paths that are expanded already.
+            keep: the runs for a diff of them.
+        """
+        known, side_traces = traces or TraceFiles(), SideTraces()
+        recordings = [*zip((self.base, self.candidate), map(self.reads, self.graphs), strict=True)]
+        begun: dict[str, Reporting] = {}
+
+        def sides() -> Iterator[GateSide]:
+            first = None
+            for side, how in recordings:
+                if first is not None and self.identical(known):
+                    name = ", ".join(map(str, _paths(side)))
+                    yield replace(first, side=replace(first.side, name=name))  # no second read
+                    return
+                first = gate_side(side, self.scope, how, known, side_traces, begun, keep=keep)
+                yield first
+
+        traced = ((path, how) for side, how in recordings for path in _paths(side) if not saved_kind(path))
+        with ExitStack() as stack:
+            for path, how in islice(traced, 1):
+                reporting = Reporting(known.of(path), how, keep=keep, side_traces=side_traces)
+                begun[path] = stack.enter_context(reporting)
+            yield lambda: [*sides()]
 
     def identical(self, traces: TraceFiles | None = None) -> bool:
         """Whether both sides are the same bytes, read in the same way; files of other sizes are not read."""
@@ -370,6 +409,7 @@ def gate_side(
     reads: Graphs,
     traces: TraceFiles | None = None,
     side_traces: SideTraces | None = None,
+    begun: dict[str, Reporting] | None = None,
     *,
     keep: bool = False,
 ) -> GateSide:
@@ -381,6 +421,7 @@ def gate_side(
         reads: how traces are read.
         traces: paths that are expanded already.
         side_traces: what both sides read.
+        begun: of paths that are being read already.
         keep: whether the runs behind traces can be had from the side: of several ranks or runs from where
             they are parked, since only a diff of two of them looks at them again.
 
@@ -395,8 +436,10 @@ def gate_side(
         if isinstance(source, Run):
             report = report_run(source, GATED, scope=scope, progress=reads.progress)
             return GatedRun(with_results(report), lambda: source)
-        files = (traces or TraceFiles()).of(source)
-        with Reporting(files, reads, keep=keep, side_traces=side_traces) as reporting:
+        reporting = (begun or {}).pop(source, None) or Reporting(
+            (traces or TraceFiles()).of(source), reads, keep=keep, side_traces=side_traces
+        )
+        with reporting:
             report = with_results(reporting.report(GATED, scope=scope))
         if len(items) > 1:
             reporting.park()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tracelens.read import BESIDE, PARSERS, GraphSources, SideTraces, TraceFiles, sources_of_sides
@@ -234,6 +234,21 @@ class Reading(ExitStack):
         )
 
 
+@contextmanager
+def opened(
+    source: Source, reads: Graphs | None = None, side_traces: SideTraces | None = None
+) -> Iterator[Callable[[], Run]]:
+    """Yields what gives the run of a source; meanwhile its first file is read. Arguments as for `loaded`."""
+    if isinstance(source, str | os.PathLike):
+        source = TraceFiles([source])
+    if isinstance(source, TraceFiles):
+        with Reading(source.all(), reads, side_traces) as reading:
+            yield reading.run
+    else:
+        run = source
+        yield lambda: run
+
+
 def loaded(
     source: Source,
     step: str | int | None = None,
@@ -248,10 +263,8 @@ def loaded(
         reads: how the files are read.
         side_traces: those that other runs of the same request read, and this one reads with them.
     """
-    run = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
-    if isinstance(run, TraceFiles):
-        with Reading(run.all(), reads, side_traces) as reading:
-            run = reading.run()
+    with opened(source, reads, side_traces) as run_of_source:
+        run = run_of_source()
     if step is None:
         return run
     from tracelens.analysis.serving import at_step

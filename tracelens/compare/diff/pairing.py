@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, ForestAlignment, align, bare
-from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, RankSide, text_hashes
+from tracelens.compare.diff.sides import NO_ROWS, Forest, RankSide, text_hashes
 from tracelens.table import Skip, codes
 from tracelens.trace import WORK_KINDS
 
@@ -68,12 +68,12 @@ class Threads:
     def __init__(self, base: Forest, cand: Forest) -> None:
         base_names, cand_names = _names(base), _names(cand)
         # Threads that call the same names equally often, in order.
-        by_names: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        by_names: dict[frozenset[tuple[int, int]], list[int]] = {}
         for cand_thread, names in reversed(cand_names.items()):
-            by_names.setdefault(tuple(names.items()), []).append(cand_thread)
+            by_names.setdefault(frozenset(names.items()), []).append(cand_thread)
         pairs = []
         for base_thread, names in base_names.items():
-            if same_names := by_names.get(tuple(names.items())):
+            if same_names := by_names.get(frozenset(names.items())):
                 pairs.append((base_thread, same_names.pop()))
         for base_thread, cand_thread in pairs:
             del base_names[base_thread], cand_names[cand_thread]
@@ -176,7 +176,7 @@ def _causes(side: RankSide, counterpart: RankSide, partner: Int, how: Int) -> In
     cause[outcome == REPLACED] = EXCHANGED
     matched = match >= 0
     node, other = side.node[matched], match[matched]
-    same_kernels = _kernels(side)[node] == _kernels(counterpart)[other]
+    same_kernels = side.kernels[node] == counterpart.kernels[other]
     same_shapes = side.forest.shapes[node] == counterpart.forest.shapes[other]
     same_arguments = side.forest.signature[node] == counterpart.forest.signature[other]
     same_arguments |= bare(side.forest, node) | bare(counterpart.forest, other)  # of unknown ones: no others
@@ -191,21 +191,11 @@ def _causes(side: RankSide, counterpart: RankSide, partner: Int, how: Int) -> In
     return cause
 
 
-def _kernels(side: RankSide) -> Hash:
-    """A hash of the kernel names of each node, those that run beside others all the time among them."""
-    hashes = np.zeros(len(side.forest), dtype=np.uint64)
-    rows = np.flatnonzero(side.node_of_work >= 0)
-    _, (node, name) = codes(side.node_of_work[rows], side.work.name[rows])
-    used, index = np.unique(name, return_inverse=True)
-    np.add.at(hashes, node, text_hashes([side.work.names[code] for code in used.tolist()])[index])
-    return hashes
-
-
 def _names(forest: Forest) -> _Names:
-    group, (thread, name) = codes(forest.thread, forest.named.view(np.int64))
-    count = np.bincount(group, minlength=len(thread))
+    group, (thread, name) = codes(forest.thread, forest.name)
+    keys, counts = text_hashes(forest.names)[name], np.bincount(group, minlength=len(thread))
     by_thread: _Names = {}
-    for thread_code, key, number in zip(thread.tolist(), name.tolist(), count.tolist(), strict=True):
+    for thread_code, key, number in zip(*(column.tolist() for column in (thread, keys, counts)), strict=True):
         by_thread.setdefault(thread_code, {})[key] = number
     return by_thread
 

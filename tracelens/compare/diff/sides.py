@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-from hashlib import blake2b
+from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 from numpy.typing import NDArray
 
-from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
+from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces, threads
 from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Bool, Float, Int, lookup, unique
@@ -91,6 +91,15 @@ class RankSide:
         return self.node_of_work[self.row]
 
     @cached_property
+    def kernels(self) -> Hash:
+        """A hash of the kernel names of each node, those that run beside others all the time among them."""
+        hashes = np.zeros(len(self.forest), dtype=np.uint64)
+        rows = np.flatnonzero(self.node_of_work >= 0)
+        _, (node, name) = codes(self.node_of_work[rows], self.work.name[rows])
+        np.add.at(hashes, node, text_hashes(self.work.names)[name])
+        return hashes
+
+    @cached_property
     def in_graph(self) -> Bool:
         """Of each GPU activity, whether a graph launched it."""
         return launched_by_graph(self.trace, self.work)
@@ -134,13 +143,38 @@ class RankSide:
 
 
 Hash = NDArray[np.uint64]
-_CHILD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 _RADIX = 0x94D049BB133111EB
 _MODULE = "nn.Module: "
 _OUTER = 8
 """Names shown of each end of a long path."""
+
+
+class PrefixHashes(NamedTuple):
+    """Hashes of all prefixes of a list, from which that of any slice follows at once.
+
+    Equal slices have equal hashes, wherever they are.
+    """
+
+    # of each prefix, from the empty one on: the sum of its items, weighted by powers of the radix
+    total: Hash
+    power: Hash  # of the radix, by which an item is weighted, and one more
+    inverse: Hash  # of these powers, modulo 2^64
+
+    @staticmethod
+    def of(items: Hash) -> PrefixHashes:
+        powers = np.full((2, len(items) + 1), 1, dtype=np.uint64)
+        powers[:, 1:] = np.array([[_RADIX], [pow(_RADIX, -1, 1 << 64)]], dtype=np.uint64)
+        power, inverse = np.multiply.accumulate(powers, axis=1)
+        total = np.zeros(len(items) + 1, dtype=np.uint64)
+        np.cumsum(_mixed(items) * power[:-1], out=total[1:])
+        return PrefixHashes(total, power, inverse)
+
+    def slices(self, low: Int, high: Int) -> Hash:
+        """Hashes of the slices from each `low` up to its `high`."""
+        hashes: Hash = (self.total[high] - self.total[low]) * self.inverse[low]
+        return hashes
 
 
 class LeafHashes(NamedTuple):
@@ -182,7 +216,8 @@ class Forest(Struct, frozen=True, dict=True):
     def _by_parent(self) -> tuple[Int, Int]:
         """Nodes in order of their parent, and where the children of each node begin in there."""
         order = np.argsort(self.parent, kind="stable")
-        return order, np.searchsorted(self.parent[order], np.arange(-1, len(self) + 1))
+        # As many as have the parents before each, of which -1 is the first.
+        return order, np.append(0, np.cumsum(np.bincount(self.parent + 1, minlength=len(self) + 1)))
 
     @cached_property
     def roots(self) -> dict[int, dict[int, Int]]:
@@ -212,7 +247,7 @@ class Forest(Struct, frozen=True, dict=True):
     def chain(self) -> Int:
         """The end of each node's chain of single children."""
         ends = np.flatnonzero(np.append(self.size[:-1] != self.size[1:] + 1, True)[: len(self)])
-        return ends[np.searchsorted(ends, np.arange(len(self)))]
+        return np.repeat(ends, np.diff(ends, prepend=-1))
 
     @cached_property
     def _by_loose(self) -> tuple[Int, Hash]:
@@ -246,37 +281,24 @@ class Forest(Struct, frozen=True, dict=True):
         return counts
 
     @cached_property
-    def _powers(self) -> tuple[Hash, Hash]:
-        """Powers of the radix by which a leaf's hash is weighted, and their inverses modulo 2^64."""
-        powers = np.full((2, int(self.leaf[-1]) + 1), 1, dtype=np.uint64)
-        powers[:, 1:] = np.array([[_RADIX], [pow(_RADIX, -1, 1 << 64)]], dtype=np.uint64)
-        power, inverse = np.multiply.accumulate(powers, axis=1)
-        return power, inverse
-
-    @cached_property
-    def _running(self) -> dict[bool, Hash]:
-        """Running hashes of all leaves: by their names alone, and with their arguments."""
+    def _prefixes_of_leaves(self) -> dict[bool, PrefixHashes]:
+        """Hashes of all leaves: by their names alone, and with their arguments."""
         leaves = np.flatnonzero(self.size == 1)
-        power, _ = self._powers
-        return {
-            named: np.concatenate(
-                (np.zeros(1, dtype=np.uint64), np.cumsum(_mixed(key[leaves]) * power[:-1], dtype=np.uint64))
-            )
-            for named, key in ((True, self.named), (False, self.signature))
-        }
+        keys = ((True, self.named), (False, self.signature))
+        return {named: PrefixHashes.of(key[leaves]) for named, key in keys}
 
     def leaves(self, nodes: Int, *, named: bool = False) -> LeafHashes:
         """The leaves below nodes, which are in order of time and none inside another, and those among them.
 
         If `named`, leaves differ by their names alone, and not by their arguments.
         """
-        running, (power, inverse) = self._running[named], self._powers
+        prefixes = self._prefixes_of_leaves[named]
         low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]
         count = np.concatenate(([0], np.cumsum(high - low)))
-        # The hash of a node's leaves, moved from where they are in the forest to where they are in the list.
-        part = (running[high] - running[low]) * inverse[low] * power[count[:-1]]
+        # Moved from where they are in the forest to where they are in the list.
+        part = prefixes.slices(low, high) * prefixes.power[count[:-1]]
         begin = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(part, dtype=np.uint64)))
-        return LeafHashes(count, begin, (begin[-1] - begin) * inverse[count])
+        return LeafHashes(count, begin, (begin[-1] - begin) * prefixes.inverse[count])
 
     def within(self, nodes: Int) -> Int:
         """Nodes, none inside another, and all that they call."""
@@ -338,11 +360,11 @@ def forest(trace: Trace, marks: Int) -> Forest:
     while ((further := up[up]) != up).any():
         up = further
     step = np.maximum(np.searchsorted(marks, events.start[up[rows]], side="right") - 1, 0)
-    thread, _ = codes(events.pid[rows], events.tid[rows])
+    thread = threads(trace)[rows]
     order = np.lexsort((events.depth[rows], events.start[rows], thread, step))
     rows, above, step, thread = rows[order], above[order], step[order], thread[order]
     parent = lookup(events.places(rows), above, -1)
-    depth, sibling = depths(parent), occurrence(parent)
+    size = subtree_sums(parent, depths(parent), np.ones(len(rows), dtype=np.int64))
 
     name_hashes = text_hashes(events.names)
     named = name_hashes[events.name[rows]]
@@ -352,8 +374,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     types: Hash = np.zeros(len(events.start), dtype=np.uint64)
     for hashed, name in ((shapes, "shapes"), (types, "dtypes")):
         column = ops.columns[name]
-        hashes = text_hashes(list(column.values))
-        hashes[[not text for text in column.values]] = 0
+        hashes = text_hashes(column.values)
         if len(hashes):
             hashed[ops.array("event_id")] = hashes[column.codes]
     arguments: Hash = shapes + types * np.uint64(3)
@@ -367,7 +388,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
         event=rows,
         name=events.name[rows],
         parent=parent,
-        size=subtree_sums(parent, depth, np.ones(len(rows), dtype=np.int64)),
+        size=size,
         step=step,
         thread=thread,
         start=events.start[rows],
@@ -378,8 +399,8 @@ def forest(trace: Trace, marks: Int) -> Forest:
         scope=scope,
         named=named,
         signature=signature,
-        loose=_subtree_hashes(named, parent, depth, sibling),
-        strict=_subtree_hashes(signature, parent, depth, sibling),
+        loose=_subtree_hashes(named, size),
+        strict=_subtree_hashes(signature, size),
         names=events.names,
     )
 
@@ -393,14 +414,9 @@ def occurrence(code: Int) -> Int:
     return number
 
 
-def text_hashes(names: list[str]) -> Hash:
-    """A hash of each text, the same in every run."""
-    return np.array([*map(_text_hash, names)], dtype=np.uint64)
-
-
-@lru_cache(maxsize=1 << 14)  # both sides, and the ranks of a job, have many texts in common
-def _text_hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest())
+def text_hashes(texts: Iterable[str]) -> Hash:
+    """A hash of each text, the same on both sides; 0 of an empty one."""
+    return np.array([*map(hash, texts)], dtype=np.int64).view(np.uint64)
 
 
 def _mixed(values: Hash) -> Hash:
@@ -408,16 +424,7 @@ def _mixed(values: Hash) -> Hash:
     return result
 
 
-def _subtree_hashes(signature: Hash, parent: Int, depth: Int, sibling: Int) -> Hash:
-    """Hash of each subtree: of its own value and of its children's in order."""
-    below = np.zeros(len(signature), dtype=np.uint64)
-    result = signature.copy()
-    weight = _mixed((sibling.astype(np.uint64) + np.uint64(1)) * _CHILD) | np.uint64(1)
-    order = np.argsort(depth, kind="stable")
-    borders = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
-    for level in range(len(borders) - 2, -1, -1):
-        rows = order[borders[level] : borders[level + 1]]
-        result[rows] = _mixed(signature[rows] + below[rows])
-        if level:
-            np.add.at(below, parent[rows], _mixed(result[rows]) * weight[rows])
-    return result
+def _subtree_hashes(own: Hash, size: Int) -> Hash:
+    """Hash of each subtree: of the own hashes of its nodes, and of how many are below each."""
+    node = np.arange(len(own))
+    return PrefixHashes.of(own + _MIX * size.astype(np.uint64)).slices(node, node + size)

@@ -35,6 +35,7 @@ from tracelens.arrays import Float, median
 from tracelens.compare.noise import PooledVariance
 from tracelens.compare.thresholds import HISTORY_FREEDOM, HISTORY_VERSIONS, PACE
 from tracelens.errors import TracelensError
+from tracelens.saved import saved_kind
 from tracelens.table import Report, Result
 from tracelens.trace import Run
 from tracelens.version import __version__
@@ -142,12 +143,8 @@ _COLUMNS: Mapping[str, type | tuple[type, ...]] = {
 _NAMED = ("op[", "category[", "kernel[")
 """Metrics that count as 0 in a run that lacks them."""
 _OF_RANK = re.compile(r"rank\[(\d{1,9})\]\.")
-_HEAD = 4096
 _LARGEST = 2.0**63
 """Upper bound of counts, times and sizes; a larger value means a damaged file."""
-_SAVED = re.compile(rb'\s*\{\s*"(?:schema_version|results|findings|analyzer)"\s*:')
-"""Start of a report or of the output of `tracelens analyze steps --json`, never of a trace."""
-
 UNKNOWN_SETUP = Setup()
 
 
@@ -246,7 +243,6 @@ class Samples(Struct, frozen=True):
 SCHEMA = "tracelens.baseline/1"
 KEEP = 20
 """Runs that a baseline keeps by default."""
-_MARK = b'{"schema":"tracelens.baseline/'
 ASPECTS = ("device", "ranks", "model", "layout", "dtype", "tokens", "software")
 """What a setup says of a run, and two of them are compared by."""
 
@@ -319,16 +315,12 @@ def read_saved(path: str) -> Samples | None:
     Raises:
         TracelensError: a report that is damaged or lacks the table; the message says how to write one.
     """
+    if saved_kind(path) != "report":
+        return None
     try:
-        if not Path(path).is_file():
-            return None
         with open(path, "rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if zipped else open(path, "rb") as stream:
-            head = stream.read(_HEAD)
-            if not _SAVED.match(head.removeprefix(b"\xef\xbb\xbf")):
-                return None
-            data = head + stream.read()
+            data = file.read()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
         document = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:
         raise TracelensError(
@@ -485,14 +477,11 @@ def read_baseline(path: str) -> tuple[StoredRun, ...] | None:
     Raises:
         TracelensError: a baseline that is damaged.
     """
+    if saved_kind(path) != "baseline":
+        return None
     try:
-        if not Path(path).is_file():
-            return None
         with open(path, "rb") as file:
-            head = file.read(len(_MARK))
-            if head != _MARK:
-                return None
-            document = orjson.loads(head + file.read())
+            document = orjson.loads(file.read())
         return tuple(_read_run(run, path) for run in document["runs"]) or None
     except OSError:
         return None  # reading it as a trace reports the error

@@ -18,25 +18,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, distinct, unique
+from tracelens.arrays import Int, distinct, ordered, unique
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
     column_formats,
     each_on_one_line,
-    encodable,
     label,
     one_line,
     parent_rows,
+    position_on_rank,
     readable,
     short_names,
     shown_columns,
     size_column,
 )
-from tracelens.table import Coded, Result, Table
+from tracelens.table import Result, Table
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES
 
 ACROSS, ROWS = "across", "rows"
@@ -103,7 +102,7 @@ def page_bytes(ranks: int) -> int:
 def all_rows(tables: Iterable[Interactive]) -> dict[str, bytes]:
     """All rows of tables, packed, by payload id."""
     return {
-        item.payload_id(view): _packed(table, item.names)
+        item.payload_id(view): packed(table, item.names)
         for item in tables
         if item.is_grid
         for view, table in item.views.items()
@@ -118,8 +117,12 @@ def payloads(
     Where all rows together exceed the budget, the largest tables are cut to one common size, each rank of a
     table equally: the first rows of a list, the largest nodes of a tree with their ancestors.
     """
-    of = {item.payload_id(view): (item, table) for item in tables for view, table in item.views.items()}
-    held = {name: len(table) for name, (_, table) in of.items()}
+    of = {
+        item.payload_id(view): _Whole(table, item.names)
+        for item in tables
+        for view, table in item.views.items()
+    }
+    held = {name: len(each.table) for name, each in of.items()}
     made = {name: whole[name] for name in of}
     share = _FULL_SHARE
     for _ in range(_ROUNDS):
@@ -133,9 +136,8 @@ def payloads(
         cap = int(max(caps[int(np.argmax(caps < sizes))], 0))
         for name, payload in made.items():
             if len(payload) > cap:
-                item, table = of[name]
-                part = _largest(table, int(held[name] * cap / len(payload)))
-                held[name], made[name] = len(part), _packed(part, item.names)
+                part = of[name].largest(int(held[name] * cap / len(payload)))
+                held[name], made[name] = len(part), packed(part, of[name].names)
         share *= _FULL_SHARE
     return made, held
 
@@ -213,46 +215,46 @@ def _has_steps(table: Table) -> bool:
     return any(column.name == "step" and column.is_text for column in table.schema.columns)
 
 
-def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
-    """The payload: texts on one line, and beside long ones their short form."""
-    columns = dict(table.columns)
-    short = {}
-    for column in table.schema.columns:
-        if column.is_text:
-            coded = table.coded(column.name)
-            texts = each_on_one_line(coded.values)
-            columns[column.name] = Coded(coded.codes, texts)
-            if shorter := names.get(column.name):
-                short[column.name] = [shorter.get(text, text) for text in texts]
-    return packed(replace(table, columns=columns), short)
+class _Whole(Struct, frozen=True, dict=True):
+    """A table that may be cut."""
+
+    table: Table
+    names: Mapping[str, Mapping[str, str]]  # short ones
+
+    def largest(self, limit: int) -> Table:
+        """About `limit` rows, equally many of each rank."""
+        kept = self._place < limit // max(len(unique(self._rank)), 1)
+        if self.table.schema.kind == "tree":
+            above = self._parents[kept]
+            while len(above := above[(above >= 0) & ~kept[above]]):
+                kept[above] = True
+                above = self._parents[unique(above)]
+        return self.table.take(np.flatnonzero(kept))
+
+    @cached_property
+    def _rank(self) -> Int:
+        table = self.table
+        return table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
+
+    @cached_property
+    def _place(self) -> Int:
+        """How many rows of its rank are before each row: of a tree the larger ones."""
+        size = size_column(self.table) if self.table.schema.kind == "tree" else ""
+        order = ordered(-self.table.array(size)) if size else np.arange(len(self.table))
+        place = np.empty(len(self.table), np.int64)
+        place[order] = position_on_rank(self._rank[order])
+        return place
+
+    @cached_property
+    def _parents(self) -> Int:
+        return parent_rows(self.table)
 
 
-def _largest(table: Table, limit: int) -> Table:
-    """About `limit` rows, equally many of each rank."""
-    rank = table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
-    number = len(unique(rank))
-    most = limit // max(number, 1)
-    tree = table.schema.kind == "tree"
-    size = size_column(table)
-    order = np.lexsort((-table.array(size), rank)) if tree and size else np.argsort(rank, kind="stable")
-    by_rank = rank[order]
-    first = np.searchsorted(by_rank, by_rank)
-    kept: Bool = np.zeros(len(table), np.bool_)
-    kept[order[np.arange(len(table)) - first < most]] = True
-    if tree:
-        parents = parent_rows(table)
-        above = parents[kept]
-        while len(above := above[(above >= 0) & ~kept[above]]):
-            kept[above] = True
-            above = parents[unique(above)]
-    return table.take(kept)
-
-
-def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({})) -> bytes:
+def packed(table: Table, names: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> bytes:
     """The payload of a table; integers beyond 2**53 are rounded, infinities stay.
 
-    Integers that mostly grow, such as start times, are stored as differences; texts by dictionary, with the
-    `short` forms of those in the dictionaries of text columns.
+    Integers that mostly grow, such as start times, are stored as differences; texts, on one line, by
+    dictionary, with their short `names` beside them.
     """
     import orjson
 
@@ -264,11 +266,11 @@ def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({
         if column.is_text:
             coded = table.coded(column.name)
             used, values = distinct(coded.codes, len(coded.values))
-            entry["texts"] = texts = _encodable([coded.values[code] for code in used.tolist()])
-            if column.name in short:
-                forms = _encodable([short[column.name][code] for code in used.tolist()])
-                pairs = enumerate(zip(texts, forms, strict=True))
-                entry["short"] = {str(index): form for index, (text, form) in pairs if form != text}
+            entry["texts"] = texts = each_on_one_line([coded.values[code] for code in used.tolist()])
+            if short := names.get(column.name):
+                entry["short"] = {
+                    str(index): short[text] for index, text in enumerate(texts) if text in short
+                }
         else:
             values = table.array(column.name)
         # The narrowest type that the page can read; of integers that mostly grow, the differences.
@@ -291,15 +293,6 @@ def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({
     header = orjson.dumps({"rows": len(table), "columns": columns})
     header += b" " * (-(len(header) + 4) % 8)
     return compressed(b"".join((len(header).to_bytes(4, "little"), header, *blocks)))
-
-
-def _encodable(texts: list[str]) -> list[str]:
-    """Texts that UTF-8 can take; rarely one cannot, and each is looked at only then."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return list(map(encodable, texts))
-    return texts
 
 
 def compressed(content: bytes) -> bytes:

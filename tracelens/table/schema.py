@@ -184,7 +184,16 @@ class Table(Struct, frozen=True, dict=True):
     def coded(self, name: str) -> Coded:
         """A text column by dictionary, whichever way it is held."""
         values = self.columns[name]
-        return values if isinstance(values, Coded) else Coded.of(values)
+        if isinstance(values, Coded):
+            return values
+        if name not in self._dictionaries:
+            self._dictionaries[name] = Coded.of(values)
+        return self._dictionaries[name]
+
+    @cached_property
+    def _dictionaries(self) -> dict[str, Coded]:
+        """Text columns that are held as lists, by dictionary."""
+        return {}
 
     def texts(self, name: str, rows: Rows = slice(None)) -> list[str]:
         """A text column as list, of these rows only."""

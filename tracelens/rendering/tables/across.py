@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Float, Int, first_rows, lookup, numbered, ordered, unique
+from tracelens.arrays import Bool, Float, Int, distinct, first_rows, lookup, numbered, ordered, unique
 from tracelens.rendering.tables.values import stem_and_suffix
 from tracelens.table import Column, Table, codes, depth_first
 
@@ -340,8 +340,8 @@ def parent_rows(table: Table) -> Int:
     offset: Int = np.zeros(len(table), np.int64)
     if "rank" in table.columns:
         offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
-    keys = node + offset
-    order = np.argsort(keys, kind="stable")
-    parent_keys = parent + offset
-    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
-    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)
+    keys = np.concatenate((node + offset, np.maximum(parent, 0) + offset))
+    used, key = distinct(keys, int(keys.max()) + 1)
+    row = np.full(len(used), -1)
+    row[key[: len(node)][::-1]] = np.arange(len(node))[::-1]  # of two rows of one node the first counts
+    return np.where(parent >= 0, row[key[len(node) :]], -1)

@@ -48,6 +48,7 @@ class Derived(NamedTuple):
 
     across: Table | None  # the table told across ranks
     names: Mapping[str, Mapping[str, str]]  # short ones
+    columns: Mapping[str, list[dict[str, Any]]]  # by view
 
 
 class Interactive(Struct, frozen=True, dict=True):
@@ -56,7 +57,7 @@ class Interactive(Struct, frozen=True, dict=True):
     id: str  # of its element, and of its payload
     result: Result  # that it belongs to
     views: Mapping[str, Table]  # the table by view: `rows` as it is, `across` told across ranks, if it is
-    named: Mapping[str, Mapping[str, str]] | None = None  # its short names, if they are known
+    known: Derived | None = None  # what was derived from its result before
 
     @property
     def first(self) -> Table:
@@ -65,12 +66,19 @@ class Interactive(Struct, frozen=True, dict=True):
     @cached_property
     def names(self) -> Mapping[str, Mapping[str, str]]:
         """Short names, the same in all views."""
-        return short_names(self.views[ROWS]) if self.named is None else self.named
+        return self.known.names if self.known else short_names(self.views[ROWS])
+
+    @cached_property
+    def columns(self) -> Mapping[str, list[dict[str, Any]]]:
+        """What the script needs to know of the shown columns, by view."""
+        if self.known:
+            return self.known.columns
+        return {view: _columns(table) for view, table in self.views.items()} if self.is_grid else {}
 
     @property
     def derived(self) -> Derived:
         """What is derived from its result."""
-        return Derived(self.views.get(ACROSS), self.names)
+        return Derived(self.views.get(ACROSS), self.names, self.columns)
 
     @property
     def is_grid(self) -> bool:
@@ -88,9 +96,10 @@ def views(result: Result, derived: Mapping[str, Derived] | None = None) -> dict[
     """The readable tables of a result, by name; `derived` is what is known of each."""
     items = {}
     for name, table in readable(result).items():
-        across, names = derived[name] if derived else (across_ranks(table), None)
+        known = derived[name] if derived else None
+        across = known.across if known else across_ranks(table)
         both = {ROWS: table} if across is None else {ROWS: table, ACROSS: across}
-        items[name] = Interactive(f"{result.analyzer}-{name}", result, both, names)
+        items[name] = Interactive(f"{result.analyzer}-{name}", result, both, known)
     return items
 
 
@@ -144,38 +153,6 @@ def payloads(
 
 def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
     """What the script needs to know of a table beside its rows."""
-    columns: dict[str, list[dict[str, Any]]] = {view: [] for view in item.views}
-    for view, table in item.views.items():
-        formats = column_formats(table)
-        for column in shown_columns(table):
-            fmt = formats[column.name]
-            kind = "text"
-            if column.dtype == "bool":
-                kind = "bool"
-            elif column.is_number:
-                kind = "percent" if column.unit in PERCENT else "number"
-            made: dict[str, Any] = {
-                "name": column.name,
-                "label": label(column),
-                "header": fmt.header,
-                "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
-                "kind": kind,
-            }
-            if column.prose:
-                made["prose"] = True
-            if column.is_number:
-                made |= {
-                    "divisor": fmt.divisor,
-                    "decimals": fmt.decimals,
-                    "absent": column.absent,
-                    "unit": fmt.unit,
-                }
-                if column.unit in SCALES:
-                    made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
-            if column.unit == "efficiency":
-                note = "note" if "note" in table.columns else ""
-                made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
-            columns[view].append(made)
     return {
         "title": item.result.title,
         "tree": item.views[ROWS].schema.kind == "tree",
@@ -189,11 +166,47 @@ def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
                 "doc": one_line(table.schema.doc),
                 "ranks": "rank" in table.columns,
                 "steps": _has_steps(table),
-                "columns": columns[view],
+                "columns": item.columns[view],
             }
             for view, table in item.views.items()
         },
     }
+
+
+def _columns(table: Table) -> list[dict[str, Any]]:
+    """What the script needs to know of the columns that are shown."""
+    formats = column_formats(table)
+    columns = []
+    for column in shown_columns(table):
+        fmt = formats[column.name]
+        kind = "text"
+        if column.dtype == "bool":
+            kind = "bool"
+        elif column.is_number:
+            kind = "percent" if column.unit in PERCENT else "number"
+        made: dict[str, Any] = {
+            "name": column.name,
+            "label": label(column),
+            "header": fmt.header,
+            "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
+            "kind": kind,
+        }
+        if column.prose:
+            made["prose"] = True
+        if column.is_number:
+            made |= {
+                "divisor": fmt.divisor,
+                "decimals": fmt.decimals,
+                "absent": column.absent,
+                "unit": fmt.unit,
+            }
+            if column.unit in SCALES:
+                made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
+        if column.unit == "efficiency":
+            note = "note" if "note" in table.columns else ""
+            made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
+        columns.append(made)
+    return columns
 
 
 def selectable(tables: Sequence[Interactive]) -> tuple[list[int], list[str]]:

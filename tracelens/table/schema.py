@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, distinct, marked
+from tracelens.arrays import Bool, Int, distinct, first_rows, marked
 from tracelens.errors import SchemaError
 from tracelens.packing import REDUCERS, one_for_all
 from tracelens.table.statistics import codes
@@ -200,6 +200,11 @@ class Table(Struct, frozen=True, dict=True):
         values = self.columns[name]
         return values.texts(rows) if isinstance(values, Coded) else list(_taken(values, rows))
 
+    def distinct_texts(self, name: str) -> Sequence[str]:
+        """The texts of a column, each once, in order of their first rows."""
+        values = self.columns[name]
+        return Coded.picked(*values).values if isinstance(values, Coded) else list(dict.fromkeys(values))
+
     def values(self, name: str, rows: Rows = slice(None)) -> list[Any]:
         """Any column as plain Python values, of these rows only."""
         values = self.columns[name]
@@ -332,10 +337,10 @@ class Coded(NamedTuple):
     @classmethod
     def picked(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """`of` the texts with these codes."""
-        used, row, code = np.unique(codes, return_index=True, return_inverse=True)
-        order = np.argsort(row)
+        used, number = distinct(codes, len(values))
+        order = np.argsort(first_rows(number, len(used)))
         place = np.argsort(order).astype(np.int32)
-        return cls.merged(place[code], [values[code] for code in used[order].tolist()])
+        return cls.merged(place[number], [values[code] for code in used[order].tolist()])
 
     @classmethod
     def concat(cls, columns: Sequence[Coded]) -> Coded:

@@ -251,15 +251,16 @@ class RunFigures:
 
     def waiting(self) -> RankSpread | None:
         """Time in which a rank only waits for others in communication, as a share of its time."""
-        whole, waiting, _ = self._states()
+        whole, waiting, _ = self._states
         return RankSpread.of({rank: waiting.get(rank, 0) / max(whole[rank], 1) for rank in whole})
 
     def waiting_in_exposed(self) -> float:
         """Share of the exposed communication that is waiting for other ranks; 0 where unknown."""
-        _, waiting, moving = self._states()
+        _, waiting, moving = self._states
         waiting_ns, moving_ns = sum(waiting.values()), sum(moving.values())
         return waiting_ns / max(waiting_ns + moving_ns, 1)
 
+    @cached_property
     def _states(self) -> tuple[Mapping[int, float], Mapping[int, float], Mapping[int, float]]:
         """Whole, waiting and moving time by rank; none where collectives were not matched across ranks."""
         ranks, states = self.table("collectives", "ranks"), self.table("step_timeline", "states")

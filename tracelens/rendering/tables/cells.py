@@ -114,8 +114,7 @@ def short_names(table: Table) -> dict[str, dict[str, str]]:
     width = _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
     short = {}
     for name, texts in names.items():
-        # Most names of a table fit and are not mangled: they need not be looked at unless a shortened one looks
-        # like them.
+        # Most names of a table fit and are not mangled: they need no look unless a shortened one looks alike.
         changing = [
             text for text in texts if len(text) > width or "_Z" in text or ".kd" in text or "[clone" in text
         ]

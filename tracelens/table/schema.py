@@ -244,13 +244,22 @@ class Table(Struct, frozen=True, dict=True):
             (group of each row, [value of each column in each group]); groups are in order of the columns,
             texts in that of their dictionary.
         """
-        texts = {name: self.coded(name) for name in names if not isinstance(self.columns[name], np.ndarray)}
-        keys = [texts[name].codes if name in texts else self.array(name) for name in names]
-        group, of_groups = codes(*(key.astype(np.int64, copy=False) for key in keys))
+        group, of_groups = codes(*self.keys(*names))
         return group, [
-            Coded(values, texts[name].values).texts() if name in texts else values.tolist()
+            values.tolist()
+            if isinstance(self.columns[name], np.ndarray)
+            else Coded(values, self.coded(name).values).texts()
             for name, values in zip(names, of_groups, strict=True)
         ]
+
+    def keys(self, *names: str) -> list[Int]:
+        """Columns as integers to group rows by: texts as their codes."""
+        columns = [self.columns[name] for name in names]
+        keys = [
+            values if isinstance(values, np.ndarray) else self.coded(name).codes
+            for name, values in zip(names, columns, strict=True)
+        ]
+        return [key.astype(np.int64, copy=False) for key in keys]
 
     def pivot(
         self, rows: str, columns: str | tuple[str, ...], value: str, among: Sequence[Any] | None = None

@@ -129,7 +129,7 @@ def across_ranks(table: Table) -> Table | None:
         things = _nodes(table)
     else:
         # Rows that agree in the key are about one thing; a rank's second such row is about another.
-        group, _ = table.group(*schema.keys)
+        group, _ = codes(*table.keys(*schema.keys))
         of_row, _ = codes(group, _occurrence(table.array("rank"), group))
         first = first_rows(of_row, int(of_row.max()) + 1)
         recorded = np.full(len(first), len(ranks))
@@ -289,7 +289,7 @@ def _taken(values: Any, rows: Int) -> Any:
 def _nodes(table: Table) -> _Things | None:
     """Nodes that agree in the key, and whose parents do, are one; None of what is no tree."""
     rank, parent = table.array("rank"), parent_rows(table)
-    label = table.group(*table.schema.keys)[0]
+    label, _ = codes(*table.keys(*table.schema.keys))
     of_row = np.full(len(table), -1)
     above: list[Int] = []
     things = 0

@@ -212,14 +212,17 @@ class Table(Struct, frozen=True, dict=True):
 
     def unknown(self, name: str, rows: Rows = slice(None)) -> Bool:
         """Which numbers of a column are not known."""
-        absent = next(column.absent for column in self.schema.columns if column.name == name)
-        values = self.array(name)[rows]
+        absent, values = self._absent(name), self.array(name)[rows]
         return np.zeros(len(values), dtype=bool) if absent is None else values == absent
 
     def known(self, name: str) -> NDArray[Any]:
         """The numbers of a column that are known."""
-        unknown = self.unknown(name)
-        return self.array(name)[~unknown] if unknown.any() else self.array(name)
+        absent, values = self._absent(name), self.array(name)
+        return values if absent is None else values[values != absent]
+
+    def _absent(self, name: str) -> int | None:
+        """What stands for an unknown number in a column."""
+        return next(column.absent for column in self.schema.columns if column.name == name)
 
     def cells(self, name: str, rows: Rows = slice(None)) -> list[Any]:
         """A column as readers are given it: as `values`, and None where a number is not known."""

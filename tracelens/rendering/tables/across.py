@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int, distinct, first_rows, lookup, numbered, ordered, unique
 from tracelens.rendering.tables.values import stem_and_suffix
-from tracelens.table import Column, Table, codes, depth_first
+from tracelens.table import Coded, Column, Table, codes, depth_first
 
 _RATES = ("efficiency", "flops/s", "bytes/s")
 """Units of which little is bad."""
@@ -186,7 +186,7 @@ class _Comparison(Struct, frozen=True):
             for column in schema.columns
         }
         columns: list[tuple[Column, Any]] = [
-            (column, _taken(self.source.columns[column.name], things.first))
+            (column, self._taken(column, things.first))
             for column in schema.columns
             if is_name[column.name] and column.name in schema.keys
         ]
@@ -210,7 +210,7 @@ class _Comparison(Struct, frozen=True):
         columns.append((Column("spread", "float64", "fraction", "(max - min) / max", absent=-1), share))
 
         columns += [
-            (column, _taken(self.source.columns[column.name], worst))
+            (column, self._taken(column, worst))
             for column in schema.columns
             if is_name[column.name] and column.name not in schema.keys
         ]
@@ -223,9 +223,7 @@ class _Comparison(Struct, frozen=True):
                 typical = self._quantity(column).typical()
                 columns.append((replace(column, doc=doc), self._as(column, typical)))
         columns += [
-            (column, _taken(self.source.columns[column.name], worst))
-            for column in schema.columns
-            if column.prose or column.folded
+            (column, self._taken(column, worst)) for column in schema.columns if column.prose or column.folded
         ]
 
         # Things with most time in all ranks first, else in the order in which the ranks have them.
@@ -238,6 +236,12 @@ class _Comparison(Struct, frozen=True):
             keys = (mean_position, -leading.mean()) if schema.descending else (things.first, mean_position)
             order = np.lexsort(keys)
         data = {column.name: _taken(values, order) for column, values in columns}
+        # Texts that are held as a list become a dictionary in order of their first rows.
+        data |= {
+            name: Coded.picked(*values)
+            for name, values in data.items()
+            if isinstance(self.source.columns.get(name), list)
+        }
         declared = [column for column, _ in columns]
         if schema.kind == "tree":
             number = np.empty(len(order), np.int64)
@@ -274,6 +278,10 @@ class _Comparison(Struct, frozen=True):
             use_mean=self._typical == "mean" and not intensive,
         )
 
+    def _taken(self, column: Column, rows: Int) -> Any:
+        values = self.source.coded(column.name) if column.is_text else self.source.array(column.name)
+        return _taken(values, rows)
+
     @staticmethod
     def _as(column: Column, values: Float) -> NDArray[Any]:
         values = np.where(np.isnan(values), 0 if column.absent is None else column.absent, values)
@@ -281,8 +289,6 @@ class _Comparison(Struct, frozen=True):
 
 
 def _taken(values: Any, rows: Int) -> Any:
-    if isinstance(values, list):
-        return [values[row] for row in rows.tolist()]
     return values[rows] if isinstance(values, np.ndarray) else values.take(rows)
 
 

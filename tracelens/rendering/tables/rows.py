@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracelens.arrays import typical_step, unique
+from tracelens.arrays import ordered, typical_step, unique
 from tracelens.rendering.tables.across import (
     across_ranks,
     is_across,
@@ -269,8 +269,8 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
     """
     parents = parent_rows(table)
     size = size or size_column(table)
-    sizes = table.array(size).astype(np.float64) if size else np.zeros(len(table))
-    order = np.argsort(-sizes, kind="stable")
+    sizes = table.array(size) if size else np.zeros(len(table), np.int64)
+    order = ordered(-sizes)
     kept = set(range(len(table))) if len(table) <= limit else set()
     for start in order if len(table) > limit else ():
         chain: list[int] = []

@@ -281,9 +281,12 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
         kept.update(chain[::-1][: limit - len(kept)])  # the ancestors first: a node never stands alone
         if len(kept) == limit:
             break
+    if len(kept) < len(table):
+        rows = np.array(sorted(kept), np.int64)
+        order = rows[ordered(-sizes[rows])]
     children: dict[int, list[int]] = {}
-    for row in order if len(kept) == len(table) else sorted(kept, key=lambda row: (-sizes[row], row)):
-        children.setdefault(int(parents[row]), []).append(int(row))
+    for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
+        children.setdefault(parent, []).append(row)
     counts = np.bincount(parents[parents >= 0], minlength=len(table))
     tree = Tree([], [], [], [])
     # A cycle has no root to be reached from; its nodes follow as roots, so that no row is lost.

@@ -11,7 +11,7 @@ little-endian, each at a multiple of 8 bytes behind the header's end. The header
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -315,12 +315,12 @@ def compressed(content: bytes) -> bytes:
     return base64.b64encode(igzip.compress(content, compresslevel=3, mtime=0))
 
 
-def elements(payloads: Mapping[str, bytes]) -> bytes:
-    """The script elements that carry payloads in a page, by id."""
-    return b"".join(
-        b'<script type="application/octet-stream" id="payload-%b">%b</script>\n' % (name.encode(), payload)
-        for name, payload in payloads.items()
-    )
+def elements(payloads: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The script elements that carry payloads in a page, by id: in pieces, as they are most of it."""
+    for name, payload in payloads.items():
+        yield b'<script type="application/octet-stream" id="payload-%b">' % name.encode()
+        yield payload
+        yield b"</script>\n"
 
 
 def _width(numbers: NDArray[np.int64]) -> int:

@@ -206,9 +206,9 @@ def files(report: Report) -> Mapping[str, bytes]:
     before, after = page.split(_SCRIPTS)
     figures = b",".join([figure.content for figure in placed])
     head = [before.encode(), *_json("figures", b"[%b]\n" % figures)]
-    head += [elements({"plotly": plotly})] if plotly else []
+    head += elements({"plotly": plotly}) if plotly else ()
     if step is not None:
-        head += [*_json("picture-data", inert(dumps(step.data))), elements(step.payloads)]
+        head += [*_json("picture-data", inert(dumps(step.data))), *elements(step.payloads)]
     foot = [b"<script>", script, b"</script>\n", after.encode()]
     # What the script needs of tables: what they are, and their rows, as far as the page has room for them.
     ranks, steps = selectable(tables)
@@ -217,7 +217,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     packed, held = payloads(tables, max(room, _LEAST_BYTES), whole)
     of_tables = {item.id: specification(item, held) for item in tables}
     head += _json("tables", inert(dumps({"ranks": ranks, "steps": steps, "tables": of_tables})))
-    return {"report.html": b"".join((*head, elements(packed), *foot))}
+    return {"report.html": b"".join((*head, *elements(packed), *foot))}
 
 
 def _json(name: str, content: bytes) -> tuple[bytes, ...]:

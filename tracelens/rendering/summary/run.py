@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import numbered, steady_steps, typical_step, whole_steps
+from tracelens.arrays import distinct, steady_steps, typical_step, whole_steps
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -329,7 +329,7 @@ def by_rank(
     rank, numbers = table.array("rank"), np.asarray(values, dtype=np.float64)
     if rows is not None:
         rank, numbers = rank[rows], numbers[rows]
-    ranks, of_row = numbered(rank)
+    ranks, of_row = distinct(rank, int(rank.max(initial=0)) + 1)
     result = np.full(len(ranks), -np.inf if merge.identity is None else merge.identity, dtype=np.float64)
     merge.at(result, of_row, numbers)
     return dict(zip(ranks.tolist(), result.tolist(), strict=True))

@@ -247,7 +247,7 @@ class Table(Struct, frozen=True, dict=True):
             (group of each row, [value of each column in each group]); groups are in order of the columns,
             texts in that of their dictionary.
         """
-        group, of_groups = codes(*self.keys(*names))
+        group, of_groups = codes(*self.as_codes(*names))
         return group, [
             values.tolist()
             if isinstance(self.columns[name], np.ndarray)
@@ -255,13 +255,12 @@ class Table(Struct, frozen=True, dict=True):
             for name, values in zip(names, of_groups, strict=True)
         ]
 
-    def keys(self, *names: str) -> list[Int]:
-        """Columns as integers to group rows by: texts as their codes."""
-        columns = [self.columns[name] for name in names]
-        keys = [
-            values if isinstance(values, np.ndarray) else self.coded(name).codes
-            for name, values in zip(names, columns, strict=True)
-        ]
+    def as_codes(self, *names: str) -> list[Int]:
+        """Columns as integers: numbers as they are, texts by dictionary."""
+        columns = ((name, self.columns[name]) for name in names)
+        keys = (
+            column if isinstance(column, np.ndarray) else self.coded(name).codes for name, column in columns
+        )
         return [key.astype(np.int64, copy=False) for key in keys]
 
     def pivot(

@@ -40,7 +40,9 @@ class _Quantity(Struct, frozen=True):
     use_mean: bool  # of what adds up in a tree
 
     @classmethod
-    def of(cls, values: NDArray[Any], known: Bool, things: _Things, ranks: Int, use_mean: bool) -> _Quantity:
+    def of(
+        cls, values: NDArray[Any], known: Bool, things: _Things, ranks: Int, *, use_mean: bool
+    ) -> _Quantity:
         """From the `known` ones of the rows' values.
 
         So many `ranks` have each thing, 0 of it where they have no row; 0 where only rows count.
@@ -129,7 +131,7 @@ def across_ranks(table: Table) -> Table | None:
         things = _nodes(table)
     else:
         # Rows that agree in the key are about one thing; a rank's second such row is about another.
-        group, _ = codes(*table.keys(*schema.keys))
+        group, _ = codes(*table.as_codes(*schema.keys))
         of_row, _ = codes(group, _occurrence(table.array("rank"), group))
         first = first_rows(of_row, int(of_row.max()) + 1)
         recorded = np.full(len(first), len(ranks))
@@ -295,7 +297,7 @@ def _taken(values: Any, rows: Int) -> Any:
 def _nodes(table: Table) -> _Things | None:
     """Nodes that agree in the key, and whose parents do, are one; None of what is no tree."""
     rank, parent = table.array("rank"), parent_rows(table)
-    label, _ = codes(*table.keys(*table.schema.keys))
+    label, _ = codes(*table.as_codes(*table.schema.keys))
     of_row = np.full(len(table), -1)
     above: list[Int] = []
     things = 0

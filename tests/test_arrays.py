@@ -89,6 +89,9 @@ def test_rows_in_order_of_keys_of_any_size(rows, largest):
     wide, narrow = drawn.integers(-largest, largest, rows), drawn.integers(-3, 3, rows).astype(np.int32)
     assert (ordered(wide, narrow) == np.lexsort((narrow, wide))).all()
     assert (ordered(narrow, wide, narrow) == np.lexsort((narrow, wide, narrow))).all()
+    floats = np.where(narrow == 2, np.inf, wide / 3)
+    assert (ordered(narrow, floats) == np.lexsort((floats, narrow))).all()
+    assert (ordered(floats, narrow) == np.lexsort((narrow, floats))).all()
     for values in (wide, narrow):
         known, position = np.unique(values, return_inverse=True)
         used, place = numbered(values)

@@ -125,11 +125,13 @@ def ordered(*keys: NDArray[Any]) -> Int:
 
 
 def _sorted_rows(*keys: NDArray[Any]) -> Int:
-    """The same by one sort of numbers that hold the keys and the row, where they fit."""
+    """The same by one sort of numbers that hold integer keys and the row, where they fit."""
     count = len(keys[0])
     bits = count.bit_length()
     number, size = np.zeros(count, dtype=np.int64), 1
     for key in keys if count else ():
+        if key.dtype.kind == "f":
+            break
         least = int(key.min())
         span = int(key.max()) - least + 1
         size *= span

@@ -71,6 +71,12 @@ def test_texts_that_no_row_has_are_left_out() -> None:
     assert b"b" not in gzip.decompress(base64.b64decode(packed(table(text=coded)))).split(b"texts")[1][:12]
 
 
+def test_texts_are_on_one_line_beside_their_short_form() -> None:
+    payload = packed(table(text=["a\nb", "long name"]), {"text": {"long name": "long"}})
+    assert unpacked(payload)["text"] == ["a b", "long name"]
+    assert b'"short":{"1":"long"}' in gzip.decompress(base64.b64decode(payload))
+
+
 def test_lone_surrogates_do_not_break_the_header() -> None:
     names = sample.NASTY
     assert len(unpacked(packed(table(text=list(names))))["text"]) == len(names)

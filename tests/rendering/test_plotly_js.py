@@ -41,8 +41,12 @@ def test_the_compiled_one_is_the_same(compiled: Path, monkeypatch: pytest.Monkey
     assert plotly_js.packed_plotly() == from_source
 
 
-def test_another_version_is_compressed_again(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_compressed_again(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plotly_js.compile_into(compiled)
-    monkeypatch.setattr(plotly_js, "_shipped", lambda: b'const text = "</SCRIPT>"')
+    other = tmp_path / "plotly.min.js"
+    other.write_bytes(b'const text = "</SCRIPT>"')
+    monkeypatch.setattr(plotly_js, "_shipped", lambda: other)
     payload, _ = plotly_js.packed_plotly()
     assert gzip.decompress(base64.b64decode(payload)) == rb'const text = "<\/SCRIPT>"'

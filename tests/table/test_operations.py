@@ -53,6 +53,12 @@ def test_rows_by_number_slice_and_mask(calls: Table) -> None:
     assert calls.texts("name", np.array([True, False, True, False])) == ["b", "a"]
 
 
+def test_each_text_once_in_order_of_its_first_row(calls: Table) -> None:
+    assert [*calls.distinct_texts("name")] == ["b", "a"]
+    assert [*calls.take([1, 0]).distinct_texts("name")] == ["a", "b"]
+    assert [*calls.take([]).distinct_texts("name")] == []
+
+
 def test_tables_one_below_the_other(calls: Table) -> None:
     assert rows(CALLS.concat([calls.columns, CALLS.from_rows(ROWS[:2]).columns])) == ROWS + ROWS[:2]
     assert rows(CALLS.concat([calls.columns])) == ROWS

@@ -11,32 +11,31 @@ little-endian, each at a multiple of 8 bytes behind the header's end. The header
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, distinct, unique
+from tracelens.arrays import Int, distinct, ordered, unique
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
     column_formats,
     each_on_one_line,
-    encodable,
     label,
     one_line,
     parent_rows,
+    position_on_rank,
     readable,
     short_names,
     shown_columns,
     size_column,
 )
-from tracelens.table import Coded, Result, Table
+from tracelens.table import Result, Table
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES
 
 ACROSS, ROWS = "across", "rows"
@@ -49,6 +48,7 @@ class Derived(NamedTuple):
 
     across: Table | None  # the table told across ranks
     names: Mapping[str, Mapping[str, str]]  # short ones
+    columns: Mapping[str, list[dict[str, Any]]]  # by view
 
 
 class Interactive(Struct, frozen=True, dict=True):
@@ -57,7 +57,7 @@ class Interactive(Struct, frozen=True, dict=True):
     id: str  # of its element, and of its payload
     result: Result  # that it belongs to
     views: Mapping[str, Table]  # the table by view: `rows` as it is, `across` told across ranks, if it is
-    named: Mapping[str, Mapping[str, str]] | None = None  # its short names, if they are known
+    known: Derived | None = None  # what was derived from its result before
 
     @property
     def first(self) -> Table:
@@ -66,12 +66,19 @@ class Interactive(Struct, frozen=True, dict=True):
     @cached_property
     def names(self) -> Mapping[str, Mapping[str, str]]:
         """Short names, the same in all views."""
-        return short_names(self.views[ROWS]) if self.named is None else self.named
+        return self.known.names if self.known else short_names(self.views[ROWS])
+
+    @cached_property
+    def columns(self) -> Mapping[str, list[dict[str, Any]]]:
+        """What the script needs to know of the shown columns, by view."""
+        if self.known:
+            return self.known.columns
+        return {view: _columns(table) for view, table in self.views.items()} if self.is_grid else {}
 
     @property
     def derived(self) -> Derived:
         """What is derived from its result."""
-        return Derived(self.views.get(ACROSS), self.names)
+        return Derived(self.views.get(ACROSS), self.names, self.columns)
 
     @property
     def is_grid(self) -> bool:
@@ -89,9 +96,10 @@ def views(result: Result, derived: Mapping[str, Derived] | None = None) -> dict[
     """The readable tables of a result, by name; `derived` is what is known of each."""
     items = {}
     for name, table in readable(result).items():
-        across, names = derived[name] if derived else (across_ranks(table), None)
+        known = derived[name] if derived else None
+        across = known.across if known else across_ranks(table)
         both = {ROWS: table} if across is None else {ROWS: table, ACROSS: across}
-        items[name] = Interactive(f"{result.analyzer}-{name}", result, both, names)
+        items[name] = Interactive(f"{result.analyzer}-{name}", result, both, known)
     return items
 
 
@@ -103,7 +111,7 @@ def page_bytes(ranks: int) -> int:
 def all_rows(tables: Iterable[Interactive]) -> dict[str, bytes]:
     """All rows of tables, packed, by payload id."""
     return {
-        item.payload_id(view): _packed(table, item.names)
+        item.payload_id(view): packed(table, item.names)
         for item in tables
         if item.is_grid
         for view, table in item.views.items()
@@ -118,8 +126,12 @@ def payloads(
     Where all rows together exceed the budget, the largest tables are cut to one common size, each rank of a
     table equally: the first rows of a list, the largest nodes of a tree with their ancestors.
     """
-    of = {item.payload_id(view): (item, table) for item in tables for view, table in item.views.items()}
-    held = {name: len(table) for name, (_, table) in of.items()}
+    of = {
+        item.payload_id(view): _Whole(table, item.names)
+        for item in tables
+        for view, table in item.views.items()
+    }
+    held = {name: len(each.table) for name, each in of.items()}
     made = {name: whole[name] for name in of}
     share = _FULL_SHARE
     for _ in range(_ROUNDS):
@@ -133,47 +145,14 @@ def payloads(
         cap = int(max(caps[int(np.argmax(caps < sizes))], 0))
         for name, payload in made.items():
             if len(payload) > cap:
-                item, table = of[name]
-                part = _largest(table, int(held[name] * cap / len(payload)))
-                held[name], made[name] = len(part), _packed(part, item.names)
+                part = of[name].largest(int(held[name] * cap / len(payload)))
+                held[name], made[name] = len(part), packed(part, of[name].names)
         share *= _FULL_SHARE
     return made, held
 
 
 def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
     """What the script needs to know of a table beside its rows."""
-    columns: dict[str, list[dict[str, Any]]] = {view: [] for view in item.views}
-    for view, table in item.views.items():
-        formats = column_formats(table)
-        for column in shown_columns(table):
-            fmt = formats[column.name]
-            kind = "text"
-            if column.dtype == "bool":
-                kind = "bool"
-            elif column.is_number:
-                kind = "percent" if column.unit in PERCENT else "number"
-            made: dict[str, Any] = {
-                "name": column.name,
-                "label": label(column),
-                "header": fmt.header,
-                "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
-                "kind": kind,
-            }
-            if column.prose:
-                made["prose"] = True
-            if column.is_number:
-                made |= {
-                    "divisor": fmt.divisor,
-                    "decimals": fmt.decimals,
-                    "absent": column.absent,
-                    "unit": fmt.unit,
-                }
-                if column.unit in SCALES:
-                    made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
-            if column.unit == "efficiency":
-                note = "note" if "note" in table.columns else ""
-                made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
-            columns[view].append(made)
     return {
         "title": item.result.title,
         "tree": item.views[ROWS].schema.kind == "tree",
@@ -187,11 +166,47 @@ def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
                 "doc": one_line(table.schema.doc),
                 "ranks": "rank" in table.columns,
                 "steps": _has_steps(table),
-                "columns": columns[view],
+                "columns": item.columns[view],
             }
             for view, table in item.views.items()
         },
     }
+
+
+def _columns(table: Table) -> list[dict[str, Any]]:
+    """What the script needs to know of the columns that are shown."""
+    formats = column_formats(table)
+    columns = []
+    for column in shown_columns(table):
+        fmt = formats[column.name]
+        kind = "text"
+        if column.dtype == "bool":
+            kind = "bool"
+        elif column.is_number:
+            kind = "percent" if column.unit in PERCENT else "number"
+        made: dict[str, Any] = {
+            "name": column.name,
+            "label": label(column),
+            "header": fmt.header,
+            "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
+            "kind": kind,
+        }
+        if column.prose:
+            made["prose"] = True
+        if column.is_number:
+            made |= {
+                "divisor": fmt.divisor,
+                "decimals": fmt.decimals,
+                "absent": column.absent,
+                "unit": fmt.unit,
+            }
+            if column.unit in SCALES:
+                made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
+        if column.unit == "efficiency":
+            note = "note" if "note" in table.columns else ""
+            made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
+        columns.append(made)
+    return columns
 
 
 def selectable(tables: Sequence[Interactive]) -> tuple[list[int], list[str]]:
@@ -213,46 +228,46 @@ def _has_steps(table: Table) -> bool:
     return any(column.name == "step" and column.is_text for column in table.schema.columns)
 
 
-def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
-    """The payload: texts on one line, and beside long ones their short form."""
-    columns = dict(table.columns)
-    short = {}
-    for column in table.schema.columns:
-        if column.is_text:
-            coded = table.coded(column.name)
-            texts = each_on_one_line(coded.values)
-            columns[column.name] = Coded(coded.codes, texts)
-            if shorter := names.get(column.name):
-                short[column.name] = [shorter.get(text, text) for text in texts]
-    return packed(replace(table, columns=columns), short)
+class _Whole(Struct, frozen=True, dict=True):
+    """A table that may be cut."""
+
+    table: Table
+    names: Mapping[str, Mapping[str, str]]  # short ones
+
+    def largest(self, limit: int) -> Table:
+        """About `limit` rows, equally many of each rank."""
+        kept = self._place < limit // max(len(unique(self._rank)), 1)
+        if self.table.schema.kind == "tree":
+            above = self._parents[kept]
+            while len(above := above[(above >= 0) & ~kept[above]]):
+                kept[above] = True
+                above = self._parents[unique(above)]
+        return self.table.take(np.flatnonzero(kept))
+
+    @cached_property
+    def _rank(self) -> Int:
+        table = self.table
+        return table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
+
+    @cached_property
+    def _place(self) -> Int:
+        """How many rows of its rank are before each row: of a tree the larger ones."""
+        size = size_column(self.table) if self.table.schema.kind == "tree" else ""
+        order = ordered(-self.table.array(size)) if size else np.arange(len(self.table))
+        place = np.empty(len(self.table), np.int64)
+        place[order] = position_on_rank(self._rank[order])
+        return place
+
+    @cached_property
+    def _parents(self) -> Int:
+        return parent_rows(self.table)
 
 
-def _largest(table: Table, limit: int) -> Table:
-    """About `limit` rows, equally many of each rank."""
-    rank = table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
-    number = len(unique(rank))
-    most = limit // max(number, 1)
-    tree = table.schema.kind == "tree"
-    size = size_column(table)
-    order = np.lexsort((-table.array(size), rank)) if tree and size else np.argsort(rank, kind="stable")
-    by_rank = rank[order]
-    first = np.searchsorted(by_rank, by_rank)
-    kept: Bool = np.zeros(len(table), np.bool_)
-    kept[order[np.arange(len(table)) - first < most]] = True
-    if tree:
-        parents = parent_rows(table)
-        above = parents[kept]
-        while len(above := above[(above >= 0) & ~kept[above]]):
-            kept[above] = True
-            above = parents[unique(above)]
-    return table.take(kept)
-
-
-def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({})) -> bytes:
+def packed(table: Table, names: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> bytes:
     """The payload of a table; integers beyond 2**53 are rounded, infinities stay.
 
-    Integers that mostly grow, such as start times, are stored as differences; texts by dictionary, with the
-    `short` forms of those in the dictionaries of text columns.
+    Integers that mostly grow, such as start times, are stored as differences; texts, on one line, by
+    dictionary, with their short `names` beside them.
     """
     import orjson
 
@@ -264,11 +279,11 @@ def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({
         if column.is_text:
             coded = table.coded(column.name)
             used, values = distinct(coded.codes, len(coded.values))
-            entry["texts"] = texts = _encodable([coded.values[code] for code in used.tolist()])
-            if column.name in short:
-                forms = _encodable([short[column.name][code] for code in used.tolist()])
-                pairs = enumerate(zip(texts, forms, strict=True))
-                entry["short"] = {str(index): form for index, (text, form) in pairs if form != text}
+            entry["texts"] = texts = each_on_one_line([coded.values[code] for code in used.tolist()])
+            if short := names.get(column.name):
+                entry["short"] = {
+                    str(index): short[text] for index, text in enumerate(texts) if text in short
+                }
         else:
             values = table.array(column.name)
         # The narrowest type that the page can read; of integers that mostly grow, the differences.
@@ -293,15 +308,6 @@ def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({
     return compressed(b"".join((len(header).to_bytes(4, "little"), header, *blocks)))
 
 
-def _encodable(texts: list[str]) -> list[str]:
-    """Texts that UTF-8 can take; rarely one cannot, and each is looked at only then."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return list(map(encodable, texts))
-    return texts
-
-
 def compressed(content: bytes) -> bytes:
     """Base64 of gzip."""
     from isal import igzip
@@ -309,12 +315,12 @@ def compressed(content: bytes) -> bytes:
     return base64.b64encode(igzip.compress(content, compresslevel=3, mtime=0))
 
 
-def elements(payloads: Mapping[str, bytes]) -> bytes:
-    """The script elements that carry payloads in a page, by id."""
-    return b"".join(
-        b'<script type="application/octet-stream" id="payload-%b">%b</script>\n' % (name.encode(), payload)
-        for name, payload in payloads.items()
-    )
+def elements(payloads: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The script elements that carry payloads in a page, by id: in pieces, as they are most of it."""
+    for name, payload in payloads.items():
+        yield b'<script type="application/octet-stream" id="payload-%b">' % name.encode()
+        yield payload
+        yield b"</script>\n"
 
 
 def _width(numbers: NDArray[np.int64]) -> int:

@@ -6,6 +6,7 @@ which ranks to compare) travels as JSON; the time of each rank by state is also 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracelens.arrays import Bool, Float
+from tracelens.arrays import Float, ordered
 from tracelens.rendering.figures import colors_of
 from tracelens.rendering.interactive import packed
 from tracelens.rendering.tables import one_line
-from tracelens.table import Coded, Result, Table
+from tracelens.table import Coded, Result, Rows, Table
 
 ANALYZER = "step_timeline"
 LANES = 16
@@ -125,8 +126,7 @@ def end_to_end(states: Table) -> Table:
 
     Time that no state covers, from 0 on, is a row with state "".
     """
-    order = np.lexsort((states.array("ts_ns"), states.array("rank")))
-    states = states.take(order)
+    states = states.take(ordered(states.array("rank"), states.array("ts_ns")))
     rank, start = states.array("rank"), states.array("ts_ns")
     end = start + states.array("dur_ns")
     same = np.append(False, rank[1:] == rank[:-1])[: len(rank)]
@@ -151,25 +151,27 @@ def _heat(states: Table) -> tuple[list[int], dict[str, Float]]:
     rank_of, (ranks,) = states.group("rank")
     state, detail = states.coded("state"), states.coded("detail")
     dur_ns = states.array("dur_ns").astype(float)
+    none = np.zeros(len(ranks))
 
-    def total(rows: Bool) -> Float:
-        sums: Float = np.bincount(rank_of[rows], dur_ns[rows], len(ranks)).astype(float)
-        return sums
+    def by_text(column: Coded, rows: Rows) -> dict[str, Float]:
+        """The time of each rank, by the text of a column."""
+        cell = rank_of[rows] * len(column.values) + column.codes[rows]
+        sums = np.bincount(cell, dur_ns[rows], len(ranks) * len(column.values))
+        return dict(zip(column.values, sums.reshape(len(ranks), -1).T, strict=True))
 
-    other = {text: state.equals(text) for text in _NO_COMPUTATION}
+    of_state = defaultdict(lambda: none, by_text(state, slice(None)))
     columns = {
-        "computation": total(~np.logical_or.reduce(list(other.values()))),
-        "communication": total(other["communication"]),
-        _LABELS["waiting"]: total(other["waiting"]),
-        "copies": total(other["copy"] | other["fill"]),
+        "computation": sum((ns for name, ns in of_state.items() if name not in _NO_COMPUTATION), none),
+        "communication": of_state["communication"],
+        _LABELS["waiting"]: of_state["waiting"],
+        "copies": of_state["copy"] + of_state["fill"],
     }
-    idle = other["idle"]
-    by_cause = np.bincount(detail.codes[idle], weights=dur_ns[idle], minlength=len(detail.values))
-    order = [code for code in np.argsort(-by_cause, kind="stable").tolist() if by_cause[code] > 0]
-    for code in order[:CAUSES]:
-        cause = detail.values[code]
-        columns[f"idle: {one_line(cause)}" if cause else "idle"] = total(idle & (detail.codes == code))
-    columns["idle: other causes"] = total(idle & ~np.isin(detail.codes, order[:CAUSES]))
-    longest = columns[_LONGEST] = np.zeros(len(ranks))
+    idle = np.flatnonzero(state.equals("idle"))
+    of_cause = by_text(detail, idle)
+    largest = sorted(of_cause, key=lambda cause: -of_cause[cause].sum())
+    for cause in largest[:CAUSES]:
+        columns[f"idle: {one_line(cause)}" if cause else "idle"] = of_cause[cause]
+    columns["idle: other causes"] = sum((of_cause[cause] for cause in largest[CAUSES:]), none)
+    longest = columns[_LONGEST] = np.zeros_like(none)
     np.maximum.at(longest, rank_of[idle], dur_ns[idle])
     return ranks, {name: times for name, times in columns.items() if times.any()}

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, distinct, marked
+from tracelens.arrays import Bool, Int, distinct, first_rows, marked
 from tracelens.errors import SchemaError
 from tracelens.packing import REDUCERS, one_for_all
 from tracelens.table.statistics import codes
@@ -184,12 +184,26 @@ class Table(Struct, frozen=True, dict=True):
     def coded(self, name: str) -> Coded:
         """A text column by dictionary, whichever way it is held."""
         values = self.columns[name]
-        return values if isinstance(values, Coded) else Coded.of(values)
+        if isinstance(values, Coded):
+            return values
+        if name not in self._dictionaries:
+            self._dictionaries[name] = Coded.of(values)
+        return self._dictionaries[name]
+
+    @cached_property
+    def _dictionaries(self) -> dict[str, Coded]:
+        """Text columns that are held as lists, by dictionary."""
+        return {}
 
     def texts(self, name: str, rows: Rows = slice(None)) -> list[str]:
         """A text column as list, of these rows only."""
         values = self.columns[name]
         return values.texts(rows) if isinstance(values, Coded) else list(_taken(values, rows))
+
+    def distinct_texts(self, name: str) -> Sequence[str]:
+        """The texts of a column, each once, in order of their first rows."""
+        values = self.columns[name]
+        return Coded.picked(*values).values if isinstance(values, Coded) else list(dict.fromkeys(values))
 
     def values(self, name: str, rows: Rows = slice(None)) -> list[Any]:
         """Any column as plain Python values, of these rows only."""
@@ -198,14 +212,17 @@ class Table(Struct, frozen=True, dict=True):
 
     def unknown(self, name: str, rows: Rows = slice(None)) -> Bool:
         """Which numbers of a column are not known."""
-        absent = next(column.absent for column in self.schema.columns if column.name == name)
-        values = self.array(name)[rows]
+        absent, values = self._absent(name), self.array(name)[rows]
         return np.zeros(len(values), dtype=bool) if absent is None else values == absent
 
     def known(self, name: str) -> NDArray[Any]:
         """The numbers of a column that are known."""
-        unknown = self.unknown(name)
-        return self.array(name)[~unknown] if unknown.any() else self.array(name)
+        absent, values = self._absent(name), self.array(name)
+        return values if absent is None else values[values != absent]
+
+    def _absent(self, name: str) -> int | None:
+        """What stands for an unknown number in a column."""
+        return next(column.absent for column in self.schema.columns if column.name == name)
 
     def cells(self, name: str, rows: Rows = slice(None)) -> list[Any]:
         """A column as readers are given it: as `values`, and None where a number is not known."""
@@ -230,13 +247,21 @@ class Table(Struct, frozen=True, dict=True):
             (group of each row, [value of each column in each group]); groups are in order of the columns,
             texts in that of their dictionary.
         """
-        texts = {name: self.coded(name) for name in names if not isinstance(self.columns[name], np.ndarray)}
-        keys = [texts[name].codes if name in texts else self.array(name) for name in names]
-        group, of_groups = codes(*(key.astype(np.int64, copy=False) for key in keys))
+        group, of_groups = codes(*self.as_codes(*names))
         return group, [
-            Coded(values, texts[name].values).texts() if name in texts else values.tolist()
+            values.tolist()
+            if isinstance(self.columns[name], np.ndarray)
+            else Coded(values, self.coded(name).values).texts()
             for name, values in zip(names, of_groups, strict=True)
         ]
+
+    def as_codes(self, *names: str) -> list[Int]:
+        """Columns as integers: numbers as they are, texts by dictionary."""
+        columns = ((name, self.columns[name]) for name in names)
+        keys = (
+            column if isinstance(column, np.ndarray) else self.coded(name).codes for name, column in columns
+        )
+        return [key.astype(np.int64, copy=False) for key in keys]
 
     def pivot(
         self, rows: str, columns: str | tuple[str, ...], value: str, among: Sequence[Any] | None = None
@@ -323,10 +348,10 @@ class Coded(NamedTuple):
     @classmethod
     def picked(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """`of` the texts with these codes."""
-        used, row, code = np.unique(codes, return_index=True, return_inverse=True)
-        order = np.argsort(row)
+        used, number = distinct(codes, len(values))
+        order = np.argsort(first_rows(number, len(used)))
         place = np.argsort(order).astype(np.int32)
-        return cls.merged(place[code], [values[code] for code in used[order].tolist()])
+        return cls.merged(place[number], [values[code] for code in used[order].tolist()])
 
     @classmethod
     def concat(cls, columns: Sequence[Coded]) -> Coded:

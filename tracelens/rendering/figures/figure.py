@@ -114,7 +114,7 @@ def _inert(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _inert(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_inert(element) for element in value]
+        return [element if type(element) is float else _inert(element) for element in value]
     return value
 
 
@@ -516,6 +516,7 @@ def icicle(
     added = {str(index): f"<br>{note}" for index, note in enumerate(notes) if note}
     ids, parents, labels, values, full = (list(column) for column in zip(*nodes, *folded, strict=True))
     fills = [filled.get(node_id, GREY) for node_id in ids]
+    inks = {fill: ink(fill) for fill in set(fills)}
     return {
         "type": "icicle",
         "ids": ids,
@@ -534,7 +535,7 @@ def icicle(
         "texttemplate": "%{label} %{percentRoot:.1%}",
         "marker": {"colors": fills, "line": {"width": 1, "color": "rgba(128,128,128,0.25)"}},
         "leaf": {"opacity": 0.9},
-        "textfont": {"color": [ink(fill) for fill in fills]},
+        "textfont": {"color": [inks[fill] for fill in fills]},
         "tiling": {"orientation": "h", "pad": 1},
         "pathbar": {"visible": True, "thickness": 22},
     }

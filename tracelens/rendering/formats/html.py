@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -89,11 +88,19 @@ class PageSection(Struct, frozen=True):
     skips: list[tuple[str, str]]
 
 
+class PageFigure(Struct, frozen=True):
+    """One figure, ready for the script."""
+
+    caption: str
+    height: int  # in pixels
+    content: bytes  # for plotly, as JSON
+
+
 class PagePart(Struct, frozen=True):
     """What a page has of one result, made without a look at the others."""
 
     picture: Picture | None  # that stands on top of the page
-    figures: list[Figure]
+    figures: list[PageFigure]
     skips: tuple[Skip, ...]  # figures that cannot be drawn
     tables: dict[str, Derived]
     grids: list[Grid]
@@ -114,13 +121,21 @@ def page_parts(results: Sequence[Result]) -> dict[str, PagePart]:
         tables = views(result)
         made[result.analyzer] = PagePart(
             step if result.analyzer == ANALYZER else None,
-            figures,
+            list(map(_placed, figures)),
             drawn_result.skips[len(result.skips) :],
             {name: item.derived for name, item in tables.items()},
             grids(result, tables, STATIC_ROWS),
             all_rows(tables.values()),
         )
     return made
+
+
+def _placed(figure: Figure) -> PageFigure:
+    """A figure as the page places it: its title stands below."""
+    layout = dict(figure["layout"])
+    caption = str(layout.pop("title", {}).get("text", ""))
+    content = inert(dumps({"data": figure["data"], "layout": layout})).rstrip()
+    return PageFigure(caption, int(layout["height"]), content)
 
 
 @renderer(
@@ -140,17 +155,15 @@ def files(report: Report) -> Mapping[str, bytes]:
     report = replace(report, results=tuple(results))
     incomplete = banner(report.failures)
     report = for_people(report, parts=True)
-    placed: list[Figure] = []
+    placed: list[PageFigure] = []
     tables: list[Interactive] = []
     sections = []
     for result in report.results:
         part = made.get(result.analyzer)  # none of what all results lack
         anchors = []
         for figure in part.figures if part else ():
-            layout = dict(figure["layout"])
-            caption = str(layout.pop("title", {}).get("text", ""))
-            anchors.append((f"figure-{len(placed)}", caption, int(layout["height"])))
-            placed.append({"data": figure["data"], "layout": layout})
+            anchors.append((f"figure-{len(placed)}", figure.caption, figure.height))
+            placed.append(figure)
         if part:
             tables += [item for item in views(result, part.tables).values() if item.is_grid]
         sections.append(section(result, part.grids if part else [], anchors))
@@ -191,10 +204,11 @@ def files(report: Report) -> Mapping[str, bytes]:
         )
     )
     before, after = page.split(_SCRIPTS)
-    head = [before.encode(), *_json("figures", placed)]
-    head += [elements({"plotly": plotly})] if plotly else []
+    figures = b",".join([figure.content for figure in placed])
+    head = [before.encode(), *_json("figures", b"[%b]\n" % figures)]
+    head += elements({"plotly": plotly}) if plotly else ()
     if step is not None:
-        head += [*_json("picture-data", step.data), elements(step.payloads)]
+        head += [*_json("picture-data", inert(dumps(step.data))), *elements(step.payloads)]
     foot = [b"<script>", script, b"</script>\n", after.encode()]
     # What the script needs of tables: what they are, and their rows, as far as the page has room for them.
     ranks, steps = selectable(tables)
@@ -202,16 +216,12 @@ def files(report: Report) -> Mapping[str, bytes]:
     whole = {name: rows for part in made.values() for name, rows in part.rows.items()}
     packed, held = payloads(tables, max(room, _LEAST_BYTES), whole)
     of_tables = {item.id: specification(item, held) for item in tables}
-    head += _json("tables", {"ranks": ranks, "steps": steps, "tables": of_tables})
-    return {"report.html": b"".join((*head, elements(packed), *foot))}
+    head += _json("tables", inert(dumps({"ranks": ranks, "steps": steps, "tables": of_tables})))
+    return {"report.html": b"".join((*head, *elements(packed), *foot))}
 
 
-def _json(name: str, content: Any) -> tuple[bytes, ...]:
-    return (
-        b'<script type="application/json" id="%b">' % name.encode(),
-        inert(dumps(content)),
-        b"</script>\n",
-    )
+def _json(name: str, content: bytes) -> tuple[bytes, ...]:
+    return b'<script type="application/json" id="%b">' % name.encode(), content, b"</script>\n"
 
 
 def grids(

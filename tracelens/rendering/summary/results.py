@@ -610,15 +610,16 @@ def _roofline_answer(result: Result) -> str:
     if table is None:
         return ""
     facts = headline(result)
-    known = table.take(~table.unknown("efficiency"))
-    gemms = known.take(known.coded("dims").mask(lambda text: text.startswith("M=")))
+    known = ~table.unknown("efficiency")
+    gemms = known & table.coded("dims").mask(lambda text: text.startswith("M="))
     parts = []
-    for noun, rows in (("GEMM", gemms), ("work", known)):
-        if len(rows):
-            row = int(np.argmax(rows.array("recoverable_ns")))
-            name = _quoted(f"{rows.texts('name')[row]} {rows.texts('shapes')[row]}", 64)
-            reached = percent(float(rows.array("efficiency")[row]))
-            lost = duration(float(rows.array("recoverable_ns")[row]))
+    for noun, is_one in (("GEMM", gemms), ("work", known)):
+        if is_one.any():
+            rows = np.flatnonzero(is_one)
+            most = table.take(rows[[np.argmax(table.array("recoverable_ns")[rows])]])
+            name = _quoted(f"{most.texts('name')[0]} {most.texts('shapes')[0]}", 64)
+            reached = percent(float(most.array("efficiency")[0]))
+            lost = duration(float(most.array("recoverable_ns")[0]))
             parts.append(f"Most lost in a {noun}: {name}, {lost} above its roofline ({reached} of it)")
             break
     text = "; ".join(filter(None, (*parts, facts)))

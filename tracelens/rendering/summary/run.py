@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import numbered, steady_steps, typical_step, whole_steps
+from tracelens.arrays import distinct, steady_steps, typical_step, whole_steps
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -251,15 +251,16 @@ class RunFigures:
 
     def waiting(self) -> RankSpread | None:
         """Time in which a rank only waits for others in communication, as a share of its time."""
-        whole, waiting, _ = self._states()
+        whole, waiting, _ = self._states
         return RankSpread.of({rank: waiting.get(rank, 0) / max(whole[rank], 1) for rank in whole})
 
     def waiting_in_exposed(self) -> float:
         """Share of the exposed communication that is waiting for other ranks; 0 where unknown."""
-        _, waiting, moving = self._states()
+        _, waiting, moving = self._states
         waiting_ns, moving_ns = sum(waiting.values()), sum(moving.values())
         return waiting_ns / max(waiting_ns + moving_ns, 1)
 
+    @cached_property
     def _states(self) -> tuple[Mapping[int, float], Mapping[int, float], Mapping[int, float]]:
         """Whole, waiting and moving time by rank; none where collectives were not matched across ranks."""
         ranks, states = self.table("collectives", "ranks"), self.table("step_timeline", "states")
@@ -328,7 +329,7 @@ def by_rank(
     rank, numbers = table.array("rank"), np.asarray(values, dtype=np.float64)
     if rows is not None:
         rank, numbers = rank[rows], numbers[rows]
-    ranks, of_row = numbered(rank)
+    ranks, of_row = distinct(rank, int(rank.max(initial=0)) + 1)
     result = np.full(len(ranks), -np.inf if merge.identity is None else merge.identity, dtype=np.float64)
     merge.at(result, of_row, numbers)
     return dict(zip(ranks.tolist(), result.tolist(), strict=True))

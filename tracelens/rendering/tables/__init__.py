@@ -1,6 +1,11 @@
 """Tables as people read them: values with units, rows, entries, tiles, findings."""
 
-from tracelens.rendering.tables.across import across_ranks, leading_column, parent_rows
+from tracelens.rendering.tables.across import (
+    across_ranks,
+    leading_column,
+    parent_rows,
+    position_on_rank,
+)
 from tracelens.rendering.tables.cells import Grid, grid, short_names
 from tracelens.rendering.tables.rows import (
     Cut,

@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, distinct, first_rows, lookup, numbered, ordered, unique
 from tracelens.rendering.tables.values import stem_and_suffix
-from tracelens.table import Column, Table, codes, depth_first
+from tracelens.table import Coded, Column, Table, codes, depth_first
 
 _RATES = ("efficiency", "flops/s", "bytes/s")
 """Units of which little is bad."""
@@ -28,15 +28,80 @@ class _Things(Struct, frozen=True):
     recorded: Int  # on how many ranks each could be: of a tree those that have the root above it
 
 
-class _Spread(Struct, frozen=True):
-    """A quantity of each thing across the ranks; NaN where no rank knows it."""
+class _Quantity(Struct, frozen=True):
+    """What the ranks have of each thing; statistics are NaN where none knows it."""
 
-    typical: Float  # of all ranks: the median, in a tree the mean
-    mean: Float  # of all ranks
-    low: Float  # smallest
-    high: Float  # largest
-    low_row: Int  # row that has the smallest value, of those that have one
-    high_row: Int  # row that has the largest
+    things: _Things
+    zeros: Int  # how many ranks have 0 of each thing, since they have no row
+    rows: Int  # that know it: those of one thing together, in ascending order
+    values: NDArray[Any]  # of these rows
+    number: Int  # of these rows that each thing has
+    negative: Int  # how many of these are below 0
+    use_mean: bool  # of what adds up in a tree
+
+    @classmethod
+    def of(
+        cls, values: NDArray[Any], known: Bool, things: _Things, ranks: Int, *, use_mean: bool
+    ) -> _Quantity:
+        """From the `known` ones of the rows' values.
+
+        So many `ranks` have each thing, 0 of it where they have no row; 0 where only rows count.
+        """
+        size = len(things.first)
+        rows = np.flatnonzero(known)
+        rows = rows[ordered(things.of_row[rows], values[rows])]
+        of_row, values = things.of_row[rows], values[rows]
+        return cls(
+            things,
+            zeros=np.maximum(ranks - np.bincount(things.of_row, minlength=size), 0),
+            rows=rows,
+            values=values,
+            number=np.bincount(of_row, minlength=size),
+            negative=np.bincount(of_row[values < 0], minlength=size),
+            use_mean=use_mean,
+        )
+
+    def typical(self) -> Float:
+        """Of all ranks: the median, of what adds up in a tree the mean."""
+        if self.use_mean:
+            return self.mean()
+        total = self.number + self.zeros
+        return (self._ranked((total - 1) // 2) + self._ranked(total // 2)) / 2
+
+    def mean(self) -> Float:
+        """Of all ranks."""
+        total = np.bincount(self.things.of_row[self.rows], self.values, len(self.number))
+        return self._where_known(total / np.maximum(self.number + self.zeros, 1))
+
+    def low(self) -> Float:
+        """Smallest."""
+        return self._ranked(np.zeros_like(self.number))
+
+    def high(self) -> Float:
+        """Largest."""
+        return self._ranked(self.number + self.zeros - 1)
+
+    def low_row(self) -> Int:
+        """Row that has the smallest value, of those that have one."""
+        return lookup(self.rows, self._position(np.zeros_like(self.number)), self.things.first)
+
+    def high_row(self) -> Int:
+        """Row that has the largest."""
+        return lookup(self.rows, self._position(self.number - 1), self.things.first)
+
+    def _ranked(self, index: Int) -> Float:
+        """The value at each thing's place `index` in ascending order, the zeros among the others."""
+        behind = index >= self.negative + self.zeros
+        position = self._position(index - np.where(behind, self.zeros, 0))
+        is_zero = (index >= self.negative) & ~behind
+        return self._where_known(lookup(self.values, np.where(is_zero, -1, position), 0))
+
+    def _position(self, index: Int) -> Int:
+        """Where the value at each thing's place `index` among the known ones stands, -1 where none is."""
+        return np.where(self.number > 0, np.cumsum(self.number) - self.number + index, -1)
+
+    def _where_known(self, statistic: NDArray[Any]) -> Float:
+        return np.where(self.number > 0, statistic, np.nan)
 
 
 def across_ranks(table: Table) -> Table | None:
@@ -66,9 +131,9 @@ def across_ranks(table: Table) -> Table | None:
         things = _nodes(table)
     else:
         # Rows that agree in the key are about one thing; a rank's second such row is about another.
-        group, _ = table.group(*schema.keys)
+        group, _ = codes(*table.as_codes(*schema.keys))
         of_row, _ = codes(group, _occurrence(table.array("rank"), group))
-        _, first = np.unique(of_row, return_index=True)
+        first = first_rows(of_row, int(of_row.max()) + 1)
         recorded = np.full(len(first), len(ranks))
         things = _Things(of_row, first, parent=np.full(len(first), -1), recorded=recorded)
     if leading is None or things is None:
@@ -110,9 +175,10 @@ class _Comparison(Struct, frozen=True):
 
     def table(self) -> Table:
         schema, things = self.source.schema, self.things
-        spread = self._spread(self.leading)
+        leading = self._quantity(self.leading)
+        low, high = leading.low(), leading.high()
         low_is_bad = self.leading.unit in _RATES
-        worst = spread.low_row if low_is_bad else spread.high_row
+        worst = leading.low_row() if low_is_bad else leading.high_row()
 
         # Keys; how many ranks have it; and below, the other short texts and numbers that are names, as the
         # worst rank has them.
@@ -122,7 +188,7 @@ class _Comparison(Struct, frozen=True):
             for column in schema.columns
         }
         columns: list[tuple[Column, Any]] = [
-            (column, _taken(self.source.columns[column.name], things.first))
+            (column, self._taken(column, things.first))
             for column in schema.columns
             if is_name[column.name] and column.name in schema.keys
         ]
@@ -132,20 +198,21 @@ class _Comparison(Struct, frozen=True):
 
         # The leading quantity. Where all ranks are alike, none is the worst.
         what = self.leading.doc or self.leading.name
-        for statistic, values in ((self._typical, spread.typical), ("min", spread.low), ("max", spread.high)):
+        figures = {self._typical: leading.typical(), "min": low, "max": high}
+        for statistic, values in figures.items():
             doc = f"{statistic} of the ranks: {what}"
             column = replace(self.leading, name=self._name(statistic), doc=doc)
             columns.append((column, self._as(self.leading, values)))
-        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], -1)
-        share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
+        rank = np.where(high > low, self.source.array("rank")[worst], -1)
+        share = (high - low) / np.where(high > 0, high, 1)
         # Of what is below 0 on some rank there is no share.
-        share = np.where(spread.low >= 0, share, -1)
+        share = np.where(low >= 0, share, -1)
         doc = f"with the {'smallest' if low_is_bad else 'largest'} value"
         columns.append((Column("worst_rank", "int64", doc=doc, absent=-1), rank))
         columns.append((Column("spread", "float64", "fraction", "(max - min) / max", absent=-1), share))
 
         columns += [
-            (column, _taken(self.source.columns[column.name], worst))
+            (column, self._taken(column, worst))
             for column in schema.columns
             if is_name[column.name] and column.name not in schema.keys
         ]
@@ -155,24 +222,28 @@ class _Comparison(Struct, frozen=True):
                 columns.append((column, self.source.array(column.name)[things.first]))
             elif _is_quantity(column) and column is not self.leading:
                 doc = f"{column.doc}; {self._typical} of the ranks".removeprefix("; ")
-                values = self._as(column, self._spread(column).typical)
-                columns.append((replace(column, doc=doc), values))
+                typical = self._quantity(column).typical()
+                columns.append((replace(column, doc=doc), self._as(column, typical)))
         columns += [
-            (column, _taken(self.source.columns[column.name], worst))
-            for column in schema.columns
-            if column.prose or column.folded
+            (column, self._taken(column, worst)) for column in schema.columns if column.prose or column.folded
         ]
 
         # Things with most time in all ranks first, else in the order in which the ranks have them.
         if schema.kind == "tree":
-            _, weight = np.unique(np.nan_to_num(spread.mean, nan=-1), return_inverse=True)
-            order = depth_first(things.parent, weight.astype(np.int64))
+            _, weight = numbered(np.nan_to_num(leading.mean(), nan=-1))
+            order = depth_first(things.parent, weight)
         else:
             position = position_on_rank(self.source.array("rank"))
             mean_position = np.bincount(things.of_row, position) / np.bincount(things.of_row)
-            keys = (mean_position, -spread.mean) if schema.descending else (things.first, mean_position)
+            keys = (mean_position, -leading.mean()) if schema.descending else (things.first, mean_position)
             order = np.lexsort(keys)
         data = {column.name: _taken(values, order) for column, values in columns}
+        # Texts that are held as a list become a dictionary in order of their first rows.
+        data |= {
+            name: Coded.picked(*values)
+            for name, values in data.items()
+            if isinstance(self.source.columns.get(name), list)
+        }
         declared = [column for column, _ in columns]
         if schema.kind == "tree":
             number = np.empty(len(order), np.int64)
@@ -199,16 +270,19 @@ class _Comparison(Struct, frozen=True):
         stem, suffix = stem_and_suffix(self.leading)
         return "_".join(filter(None, (stem, statistic, suffix)))
 
-    def _spread(self, column: Column) -> _Spread:
-        values = self.source.array(column.name)
+    def _quantity(self, column: Column) -> _Quantity:
         intensive = column.intensive or column.unit in _INTENSIVE or not self.source.schema.absent_is_zero
-        return _spread(
-            values.astype(np.float64),
+        return _Quantity.of(
+            self.source.array(column.name),
             ~self.source.unknown(column.name),
             self.things,
             np.zeros_like(self.things.recorded) if intensive else self.things.recorded,
             use_mean=self._typical == "mean" and not intensive,
         )
+
+    def _taken(self, column: Column, rows: Int) -> Any:
+        values = self.source.coded(column.name) if column.is_text else self.source.array(column.name)
+        return _taken(values, rows)
 
     @staticmethod
     def _as(column: Column, values: Float) -> NDArray[Any]:
@@ -217,15 +291,13 @@ class _Comparison(Struct, frozen=True):
 
 
 def _taken(values: Any, rows: Int) -> Any:
-    if isinstance(values, list):
-        return [values[row] for row in rows.tolist()]
     return values[rows] if isinstance(values, np.ndarray) else values.take(rows)
 
 
 def _nodes(table: Table) -> _Things | None:
     """Nodes that agree in the key, and whose parents do, are one; None of what is no tree."""
     rank, parent = table.array("rank"), parent_rows(table)
-    label = table.group(*table.schema.keys)[0]
+    label, _ = codes(*table.as_codes(*table.schema.keys))
     of_row = np.full(len(table), -1)
     above: list[Int] = []
     things = 0
@@ -245,7 +317,7 @@ def _nodes(table: Table) -> _Things | None:
     if (of_row < 0).any():
         return None
     parent_of = np.concatenate(above)
-    _, first, number = np.unique(of_row, return_index=True, return_counts=True)
+    first, number = first_rows(of_row, things), np.bincount(of_row, minlength=things)
     root = np.arange(things)
     while (inner := parent_of[root] >= 0).any():
         root = np.where(inner, parent_of[root], root)
@@ -254,7 +326,7 @@ def _nodes(table: Table) -> _Things | None:
 
 def _occurrence(rank: Int, group: Int) -> Int:
     """How many rows of the same rank and group stand before each row."""
-    order = np.lexsort((group, rank))
+    order = ordered(rank, group)
     same = np.zeros(len(order), bool)
     same[1:] = (rank[order][1:] == rank[order][:-1]) & (group[order][1:] == group[order][:-1])
     place = np.arange(len(order))
@@ -268,41 +340,6 @@ def position_on_rank(rank: Int) -> Int:
     return _occurrence(np.zeros(len(rank), np.int64), rank)
 
 
-def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean: bool) -> _Spread:
-    """Statistics of the `known` ones of the rows' values, for each thing.
-
-    So many `ranks` have each thing, 0 of it where they have no row; 0 where only rows count.
-    """
-    size = len(things.first)
-    if not known.any():
-        nothing = np.full(size, np.nan)
-        return _Spread(nothing, nothing, nothing, nothing, things.first, things.first)
-    rows = np.flatnonzero(known)
-    rows = rows[np.lexsort((values[rows], things.of_row[rows]))]
-    ordered, of_row = values[rows], things.of_row[rows]
-    number = np.bincount(of_row, minlength=size)
-    absent = number == 0
-    zeros = np.maximum(ranks - np.bincount(things.of_row, minlength=size), 0)
-    total = np.maximum(number + zeros, 1)
-    first = np.cumsum(number) - number
-    negative = np.bincount(of_row[ordered < 0], minlength=size)
-
-    def ranked(index: Int) -> Float:
-        """The value at each thing's place `index` in ascending order, the zeros among the others."""
-        behind = index >= negative + zeros
-        is_zero = (index >= negative) & ~behind
-        row = np.clip(first + index - np.where(behind, zeros, 0), 0, len(ordered) - 1)
-        return np.where(is_zero | absent, 0.0, ordered[row])
-
-    mean = np.bincount(of_row, ordered, minlength=size) / total
-    median = (ranked((total - 1) // 2) + ranked(total // 2)) / 2
-    low_row = np.where(absent, things.first, rows[np.minimum(first, len(rows) - 1)])
-    high_row = np.where(absent, things.first, rows[np.maximum(first + number - 1, 0)])
-    figures = (mean if use_mean else median, mean, ranked(0 * total), ranked(total - 1))
-    typical, mean, low, high = (np.where(absent, np.nan, figure) for figure in figures)
-    return _Spread(typical, mean, low, high, low_row, high_row)
-
-
 def parent_rows(table: Table) -> Int:
     """The row of each node's parent, -1 where it is not in the table. Nodes are numbered on each rank."""
     node, parent = table.array("node"), table.array("parent")
@@ -311,8 +348,8 @@ def parent_rows(table: Table) -> Int:
     offset: Int = np.zeros(len(table), np.int64)
     if "rank" in table.columns:
         offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
-    keys = node + offset
-    order = np.argsort(keys, kind="stable")
-    parent_keys = parent + offset
-    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
-    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)
+    keys = np.concatenate((node + offset, np.maximum(parent, 0) + offset))
+    used, key = distinct(keys, int(keys.max()) + 1)
+    row = np.full(len(used), -1)
+    row[key[: len(node)][::-1]] = np.arange(len(node))[::-1]  # of two rows of one node the first counts
+    return np.where(parent >= 0, row[key[len(node) :]], -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ _NAME_WIDTH = 72
 _BESIDE_WIDTH = 40  # of long names that stand beside others
 # The whole name of a deeply templated kernel can be 8,000 characters, in hundreds of rows.
 _TITLE_WIDTH = 1200
-_MANGLED = re.compile(r"^ *_Z|\.kd$|\[clone [^\]]*\]$")
 _WRAPPED = '"f w"'  # a percentage with its reason
 
 
@@ -116,8 +114,10 @@ def short_names(table: Table) -> dict[str, dict[str, str]]:
     width = _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
     short = {}
     for name, texts in names.items():
-        # Most names of a table fit, and need not be looked at unless a shortened one looks like them.
-        changing = [text for text in texts if len(text) > width or _MANGLED.search(text)]
+        # Most names of a table fit and are not mangled: they need no look unless a shortened one looks alike.
+        changing = [
+            text for text in texts if len(text) > width or "_Z" in text or ".kd" in text or "[clone" in text
+        ]
         forms = dict(zip(changing, shortened_names(changing, width), strict=True))
         fitting = set(texts).difference(changing)
         if not fitting.isdisjoint(forms.values()):

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracelens.arrays import typical_step, unique
+from tracelens.arrays import ordered, typical_step, unique
 from tracelens.rendering.tables.across import (
     across_ranks,
     is_across,
@@ -269,8 +269,8 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
     """
     parents = parent_rows(table)
     size = size or size_column(table)
-    sizes = table.array(size).astype(np.float64) if size else np.zeros(len(table))
-    order = np.argsort(-sizes, kind="stable")
+    sizes = table.array(size) if size else np.zeros(len(table), np.int64)
+    order = ordered(-sizes)
     kept = set(range(len(table))) if len(table) <= limit else set()
     for start in order if len(table) > limit else ():
         chain: list[int] = []
@@ -281,9 +281,12 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
         kept.update(chain[::-1][: limit - len(kept)])  # the ancestors first: a node never stands alone
         if len(kept) == limit:
             break
+    if len(kept) < len(table):
+        rows = np.array(sorted(kept), np.int64)
+        order = rows[ordered(-sizes[rows])]
     children: dict[int, list[int]] = {}
-    for row in order if len(kept) == len(table) else sorted(kept, key=lambda row: (-sizes[row], row)):
-        children.setdefault(int(parents[row]), []).append(int(row))
+    for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
+        children.setdefault(parent, []).append(row)
     counts = np.bincount(parents[parents >= 0], minlength=len(table))
     tree = Tree([], [], [], [])
     # A cycle has no root to be reached from; its nodes follow as roots, so that no row is lost.

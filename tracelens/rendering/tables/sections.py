@@ -365,7 +365,7 @@ def _row(result: Result, detector: str, finding: str, evidence: str) -> tuple[st
         for column in table.schema.columns:
             if not column.is_text or column.prose or column.folded:
                 continue
-            names = list(dict.fromkeys(table.texts(column.name)))
+            names = table.distinct_texts(column.name)
             for text in names if len(names) <= _NAMES else ():
                 words = _words(text)
                 if not words or not _PLAIN.fullmatch(text):

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
@@ -107,15 +106,14 @@ _CONTEXT = 6
 """Characters of the word that is different, which stand before the difference."""
 
 
-def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> ColumnFormat:
+def format_for(column: Column, numbers: Iterable[float], least: float = 0.0) -> ColumnFormat:
     """Choose unit and decimals for a column from its largest magnitude, or from `least` if that is more.
 
-    A text column needs no `numbers`; of others, those that are known.
+    The smallest and the largest of its known `numbers` are enough.
     """
-    if numbers is None or not column.is_number:
+    if not column.is_number:
         return ColumnFormat(column, 1, "", 0)
-    ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
-    peak = max((abs(end) for end in (*ends, least) if isfinite(end)), default=0.0)
+    peak = max((abs(float(number)) for number in (*numbers, least) if isfinite(number)), default=0.0)
     if column.unit in SCALES:
         scale = scale_of(column.unit, peak)
         # Whole numbers of a unit without parts, such as bytes, are never cut.
@@ -208,21 +206,22 @@ def column_formats(table: Table) -> dict[str, ColumnFormat]:
         alone[column.name] = table.schema.kind != "entries" and _is_statistic(column)
         durations[alone[column.name]].append(column.name)
 
-    @cache
-    def peak(name: str) -> float:
-        return float(np.abs(table.known(name)).max(initial=0))
-
+    ends = {
+        column.name: _ends(table.known(column.name)) for column in table.schema.columns if column.is_number
+    }
     formats = {}
     for column in table.schema.columns:
-        if column.is_text:
-            formats[column.name] = format_for(column, None)
-            continue
         compared = _compared(column)
         if column.name in alone:
             compared += durations[alone[column.name]]
-        least = max((peak(name) for name in compared if name in table.columns), default=0.0)
-        formats[column.name] = format_for(column, table.known(column.name), least)
+        least = max((max(map(abs, ends[name])) for name in compared if name in ends), default=0.0)
+        formats[column.name] = format_for(column, ends.get(column.name, ()), least)
     return formats
+
+
+def _ends(numbers: NDArray[Any]) -> tuple[float, float]:
+    """The smallest and the largest number."""
+    return (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
 
 
 def _is_duration(column: Column) -> bool:
@@ -271,7 +270,7 @@ def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def quantity(column: Column, value: float, least: float = 0.0) -> str:
     """One number of a column with its unit: '12.300 ms'; `least` as in `format_for`."""
-    fmt = format_for(column, np.array([value]), least)
+    fmt = format_for(column, [value], least)
     return f"{fmt.texts([value])[0]} {fmt.unit}".rstrip()
 
 

@@ -817,8 +817,7 @@ def long_ops(trace: Trace) -> LongOps:
         return LongOps(rows, rows)
     # Their like: of the same name and arguments.
     calls = np.flatnonzero(is_op & np.isin(events.name, events.name[rows]))
-    argument, texts = op_arguments(trace, calls)
-    has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    argument, arguments = op_arguments(trace, calls)
     like, (of_like, _) = codes(events.name[calls], argument)
     order = ordered(like, dur[calls])
     first = np.searchsorted(like[order], np.arange(len(of_like)))
@@ -831,7 +830,8 @@ def long_ops(trace: Trace) -> LongOps:
     only_launches = launching | fitting(events.names, events.name[rows], _WRAPPER)
     least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
     kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
-    kept &= (has_arguments[call] | only_launches) & ~(launching & (events.start[rows] == begin[own]))
+    has_arguments = np.array([arguments.text(number) != "" for number in argument[call].tolist()])
+    kept &= (has_arguments | only_launches) & ~(launching & (events.start[rows] == begin[own]))
     return LongOps(rows[kept], least_ns[kept])
 
 

@@ -491,7 +491,8 @@ def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> Work
     """The work table of the shares of kernels: row of the work, piece, and ns of each."""
     # The key of each piece of GPU work, and whether the op's arguments are recorded.
     events = trace.arrays
-    argument, texts = op_arguments(trace, work.op)
+    argument, arguments = op_arguments(trace, work.op)
+    texts = arguments.texts()
     has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
     op = lookup(events.name, work.op, -1)
     key, (op, argument, kernel, blocks) = codes(

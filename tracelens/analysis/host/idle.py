@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -500,7 +500,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         by_cause = stats(cause, share, len(CAUSES))
         causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
         host, op, texts = host_names(trace, pieces)
-        recurs = recurrence(trace, pieces, host, op)
+        recurs = recurrence(trace, pieces)
         once_ns = sums(pieces.cause[recurs.once], pieces.dur[recurs.once], len(CAUSES))
         tables: dict[str, dict[str, Any]] = {
             "causes": {
@@ -621,38 +621,32 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     return code[lookup(events.name, pieces.host, nothing)], op, list(texts)
 
 
-def _plain_names(trace: Trace) -> Coded:
-    """The names of events, and behind them "", without what tells objects apart.
+def _plain_names(trace: Trace) -> tuple[Int, Sequence[str]]:
+    """The names of events, and behind them "", without what tells objects apart: code of each, and texts.
 
     Python frames of one method on several objects carry addresses.
     """
     plain = Coded.of([_ADDRESS.sub("", name) for name in (*trace.arrays.names, "")])
-    return Coded(plain.codes.astype(np.int64), plain.values)
+    return plain.codes.astype(np.int64), plain.values
 
 
-def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurrence:
-    """Which of the pieces with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN.
-
-    Args:
-        trace: of the rank.
-        pieces: of its gaps.
-        host: what the host was in, of each piece, as from `host_names`.
-        op: the op around that.
-    """
+def recurrence(trace: Trace, pieces: IdlePieces) -> Recurrence:
+    """Which pieces of gaps with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN."""
     steps = steps_of(trace).only_whole()
     count = len(steps.labels) if steps.marked else 1
     once = np.zeros(len(pieces.gap), dtype=bool)
     rows = np.flatnonzero(np.array([name in AVOIDABLE for name in CAUSES]).take(pieces.cause))
     step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
     inside = (step >= 0) & (step < count)
-    rows, step = rows[inside], step[inside]
-    if count < 2 or not len(rows):
+    if count < 2 or not inside.any():
         return Recurrence(once, count)
+    host, op, _ = host_names(trace, pieces.take(rows))
+    rows, step, host, op = rows[inside], step[inside], host[inside], op[inside]
     loads = pieces.cause[rows] == CODE["kernel loading"]
     least = np.where(loads, LOADING_RECURS_IN * count, np.maximum(RECURS_IN * count, 2))
     recurs = np.zeros(len(rows), dtype=bool)
     # By what the host was in, or where that is another place in each step, by the cause alone.
-    for keys in ((pieces.cause[rows], host[rows], op[rows]), (pieces.cause[rows],)):
+    for keys in ((pieces.cause[rows], host, op), (pieces.cause[rows],)):
         like, _ = codes(*keys)
         cell, (of_like, _) = codes(like, step)
         total = sums(cell, pieces.dur[rows], len(of_like)).astype(float)

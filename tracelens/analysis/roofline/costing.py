@@ -172,7 +172,9 @@ class _Costing:
                 # Copies whose size was not recorded move what their op writes.
                 for row in rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0].tolist():
                     op, kernel = self.work.op.item(row), self.work.names[self.work.name.item(row)]
-                    (counted,) = self._count([op], [self.work.blocks.item(row)], kernel)
+                    (counted,) = self._count(
+                        op, [(self.ops.shapes_text(op), self.work.blocks.item(row))], kernel
+                    )
                     if isinstance(counted, Counted):
                         moved = copy_cost(kind, counted.cost.write_bytes)
                         copy = self.work.names[self.work.name[row]]
@@ -225,58 +227,58 @@ class _Costing:
         name, shapes, *others, _ = (column[new] for column in columns)
         for members in self.ops.alike(name, shapes, *others):
             rows = new[members].tolist()
-            blocks, kernel = [keys[row][-1] for row in rows], keys[rows[0]][-2]
-            counted = self._count(ops[rows].tolist(), blocks, self.work.names[kernel], forward.item(rows[0]))
+            sizes = [(self.ops.shape_texts[keys[row][1]], keys[row][-1]) for row in rows]
+            kernel = self.work.names[keys[rows[0]][-2]]
+            counted = self._count(ops.item(rows[0]), sizes, kernel, forward.item(rows[0]))
             known.update(zip((keys[row] for row in rows), counted, strict=True))
 
     def _count(
-        self, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+        self, op: int, sizes: Sequence[CallSizes], kernel: str, forward: int = -1
     ) -> list[Counted | str]:
         """Calls of an op that differ in sizes alone, or why they cannot be counted.
 
         Args:
-            ops: the rows of one call each.
-            blocks: of the kernel of each.
+            op: the row of one of them.
+            sizes: of each.
             kernel: name of their longest work.
-            forward: row of the forward op of the first one.
+            forward: row of the forward op of that one.
         """
-        name = self.ops.name(ops[0])
+        name = self.ops.name(op)
         model = find(name)
         if model is None:
-            return [unknown(name)] * len(ops)
+            return [unknown(name)] * len(sizes)
         # What depends on more than its own arguments is counted anew; so are many sizes, which are quickly
         # counted together and seldom come again.
         depends = model.forward or model.batch or model.inner or (model.groups and self.ops.group_rows)
-        if depends or len(ops) > _MANY_SIZES:
-            return self._counted(model, ops, blocks, kernel, forward)
-        known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
+        if depends or len(sizes) > _MANY_SIZES:
+            return self._counted(model, op, sizes, kernel, forward)
+        known = _known_calls((model, name, kernel, *self.ops.arguments(op)))
         if len(known) > _MOST_SIZES:
             known.clear()
-        keys = [(self.ops.shapes_text(op), count) for op, count in zip(ops, blocks, strict=True)]
-        new = [place for place, key in enumerate(keys) if key not in known]
-        if new:
-            rows, counts = ([every[place] for place in new] for every in (ops, blocks))
-            known.update(
-                zip((keys[place] for place in new), self._counted(model, rows, counts, kernel), strict=True)
-            )
-        return [known[key] for key in keys]
+        if new := [size for size in sizes if size not in known]:
+            known.update(zip(new, self._counted(model, op, new, kernel), strict=True))
+        return [known[size] for size in sizes]
 
     def _counted(
-        self, model: CostModel, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+        self, model: CostModel, op: int, sizes: Sequence[CallSizes], kernel: str, forward: int = -1
     ) -> list[Counted | str]:
-        """What a model says of calls; arguments as of `_count`."""
-        call = self.ops.call(ops[0], kernel, forward=forward)
-        costs = model.count_alike(call, self.ops.shapes(ops), blocks)
-        return [self._judged(op, cost) for op, cost in zip(ops, costs, strict=True)]
-
-    def _judged(self, op: int, cost: OpCost | str) -> Counted | str:
-        """What a model says of a call of this op, or why that does not count."""
-        if isinstance(cost, str):
-            return cost if self.ops.recorded(op) or isinstance(cost, Failure) else NO_SHAPES
-        moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
-        if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
-            return BEYOND
-        return Counted(self.ops.name(op), self.ops.describe(op), cost, cost.note)
+        """What a model says of calls, or why that does not count; arguments as of `_count`."""
+        texts, blocks = zip(*sizes, strict=True)
+        costs = model.count_alike(self.ops.call(op, kernel, forward=forward), _shapes(texts), blocks)
+        name, (dtypes, values, *_) = self.ops.name(op), self.ops.arguments(op)
+        counted: list[Counted | str] = []
+        for text, cost in zip(texts, costs, strict=True):
+            if isinstance(cost, str):
+                is_told = text or values or isinstance(cost, Failure)
+                counted.append(cost if is_told else NO_SHAPES)
+            elif (
+                cost.flops > LARGEST_FLOPS
+                or max(cost.read_bytes, cost.write_bytes, cost.link_bytes) > LARGEST_BYTES
+            ):
+                counted.append(BEYOND)
+            else:
+                counted.append(Counted(name, describe(text, dtypes), cost, cost.note))
+        return counted
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""
@@ -485,15 +487,11 @@ class OpCalls:
             if model.inner:  # what they called differs as well
                 of_each: Sequence[OpCost | str | None] = [*map(self.cost, same)]
             else:
-                of_each = model.count_alike(self.call(same[0]), self.shapes(same), [-1] * len(same))
+                shapes_of_each = _shapes([*map(self.shapes_text, same)])
+                of_each = model.count_alike(self.call(same[0]), shapes_of_each, [-1] * len(same))
             for row, op, cost in zip(rows, same, of_each, strict=True):
                 costs[row] = None if isinstance(cost, str) or not self.recorded(op) else cost
         return costs
-
-    def describe(self, op: int) -> str:
-        """The tensor arguments of the op at an event row as short text."""
-        row = self.row.item(op)
-        return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
     def arguments(self, op: int) -> tuple[str, str, str, bool]:
         """All that is recorded of a call beside its shapes."""
@@ -503,28 +501,23 @@ class OpCalls:
         dtypes, values = (self._recorded(column, row) for column in ("dtypes", "values"))
         return dtypes, values, strides, self._events.copied.item(op)
 
+    @property
+    def shape_texts(self) -> Sequence[str]:
+        """The recorded shapes that codes of `keys` stand for."""
+        return self._text["shapes"].values
+
     def shapes_text(self, op: int) -> str:
         return self._recorded("shapes", self.row.item(op))
 
     def alike(self, name: Int, shapes: Int, *others: Int) -> Iterable[Int]:
         """Positions of calls that differ in sizes alone, together; by codes of what calls are told by."""
         used, row = numbered(shapes)
-        texts = self._text["shapes"].values
-        forms = [texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used]
+        forms = [
+            self.shape_texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used
+        ]
         number = {form: number for number, form in enumerate(dict.fromkeys(forms))}
         structure = np.array([number[form] for form in forms], dtype=np.int64)[row]
         return rows_by_code(codes(name, structure, *others)[0]).values()
-
-    def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
-        """The shapes of the arguments of each of these ops, which have one structure."""
-        texts = [*map(self.shapes_text, ops)]
-        every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
-        if len(every) != len(texts):  # no list, or none that is recorded
-            return [argument_lists(text) for text in texts]
-        return [
-            [entry if isinstance(entry, list) else [] for entry in shapes] if isinstance(shapes, list) else []
-            for shapes in every
-        ]
 
     def _recorded(self, column: str, row: int) -> str:
         coded = self._text[column]
@@ -537,6 +530,17 @@ class OpCalls:
         if lists is None:
             lists = self._known_lists[text] = argument_lists(text)
         return lists
+
+
+def _shapes(texts: Sequence[str]) -> list[list[list[Any]]]:
+    """The shapes of the arguments of calls from texts of one structure."""
+    every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
+    if len(every) != len(texts):  # no list, or none that is recorded
+        return [argument_lists(text) for text in texts]
+    return [
+        [entry if isinstance(entry, list) else [] for entry in shapes] if isinstance(shapes, list) else []
+        for shapes in every
+    ]
 
 
 NamedCost = tuple[str, str, OpCost]

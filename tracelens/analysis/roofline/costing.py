@@ -25,7 +25,7 @@ from tracelens.arrays import Bool, Int, first_rows, lookup, numbered, ordered, u
 from tracelens.costs import NO_SHAPES, CostModel, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
-from tracelens.table import Coded, Table, codes, nearest, sums
+from tracelens.table import Coded, codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
     Events,
@@ -546,8 +546,6 @@ def _shapes(texts: Sequence[str]) -> list[list[list[Any]]]:
 NamedCost = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""
 _DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
-_OF_COLLECTIVE = ("collective", "group", "group_description", "group_ranks", "in_split", "out_split", "dtype")
-"""What is read of a record beside its sizes."""
 _NO_LETTERS = re.compile(r"[^a-z]")
 
 NO_MODEL = "no cost model"
@@ -608,6 +606,21 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[ServingBatch]]:
     return batch, batches
 
 
+class _Record(NamedTuple):
+    """What is read of a record of a collective, see COLLECTIVES."""
+
+    collective: str
+    group: str
+    group_description: str
+    group_ranks: str
+    in_split: str
+    out_split: str
+    dtype: str
+    in_bytes: int
+    out_bytes: int
+    group_size: int
+
+
 def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, NamedCost | str]]:
     """Copies and memsets by the copy engines, those of one name and size together.
 
@@ -661,17 +674,15 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
     recorded = recorded[np.argsort(row[recorded], kind="stable")]
     positions, first = np.unique(row[recorded], return_index=True)
     # Most records repeat in each layer and step.
-    kind, _ = codes(
-        *(table.coded(name).codes.astype(np.int64) for name in _OF_COLLECTIVE),
-        *(table.array(name) for name in ("in_bytes", "out_bytes", "group_size")),
-    )
+    kind, columns = table.group(*_Record._fields)
+    kinds = [*map(_Record, *columns)]
     of_kind: dict[int, NamedCost | str] = {}
     for position, records in zip(positions.tolist(), np.split(recorded, first[1:]), strict=False):
         # Several records of one kernel are one launch of several sends and receives.
         parts = []
-        for record, number in zip(records.tolist(), kind[records].tolist(), strict=True):
+        for number in kind[records].tolist():
             if number not in of_kind:
-                of_kind[number] = _collective(table, record, trace.meta.rank)
+                of_kind[number] = _collective(kinds[number], trace.meta.rank)
             parts.append(of_kind[number])
         counted = [part for part in parts if not isinstance(part, str)]
         if len(counted) < len(parts):
@@ -688,28 +699,20 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
         yield np.array([position]), (name, text, cost)
 
 
-def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
+def _collective(record: _Record, rank: int) -> NamedCost | str:
     """One record of the collectives table."""
-
-    def text(column: str) -> str:
-        return table.texts(column, [record])[0]
-
-    def number(column: str) -> int:
-        return int(table.array(column)[record])
-
-    name = text("collective")
+    name, size = record.collective, record.group_size
     model = find(f"collective::{name}")
     if model is None:
         return f"unknown collective {name!r}"
-    sizes = [number("in_bytes"), number("out_bytes")]
+    sizes = [record.in_bytes, record.out_bytes]
     if min(sizes) < 0:
         return "size of the collective not recorded"
-    size = number("group_size")
-    group_ranks = integers(text("group_ranks"))
-    group = group_kind(text("group"), text("group_description"), group_ranks)
+    group_ranks = integers(record.group_ranks)
+    group = group_kind(record.group, record.group_description, group_ranks)
     own_index = group_ranks.index(rank) if rank in group_ranks else -1
     values = [str(size)]
-    for split, message in zip((text("in_split"), text("out_split")), sizes, strict=True):
+    for split, message in zip((record.in_split, record.out_split), sizes, strict=True):
         # Bytes of the message that are for (or from) other ranks, by its split sizes; "" where not known.
         parts = integers(split)
         known = 0 <= own_index < len(parts) and sum(parts) > 0
@@ -719,7 +722,7 @@ def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
         cost = model.count(call)
     except Uncounted as why:
         return why.reason
-    dtype = short_dtype(text("dtype"))
+    dtype = short_dtype(record.dtype)
     shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {size} ranks"
     return f"{name} ({group})", shown, cost._replace(dtype=dtype)
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, distinct, marked
+from tracelens.arrays import Bool, Int, distinct, first_rows, marked
 from tracelens.errors import SchemaError
 from tracelens.packing import REDUCERS, one_for_all
 from tracelens.table.statistics import codes
@@ -323,8 +323,8 @@ class Coded(NamedTuple):
     @classmethod
     def picked(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """`of` the texts with these codes."""
-        used, row, code = np.unique(codes, return_index=True, return_inverse=True)
-        order = np.argsort(row)
+        used, code = distinct(codes, len(values))
+        order = np.argsort(first_rows(code, len(used)))
         place = np.argsort(order).astype(np.int32)
         return cls.merged(place[code], [values[code] for code in used[order].tolist()])
 

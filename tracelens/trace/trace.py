@@ -474,7 +474,7 @@ def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
     known, names, search = _answers.setdefault(pattern, {}), [*names], pattern.search
     known.update({name: search(name) is not None for name in names if name not in known})
-    return np.array([known[name] for name in names], dtype=bool)
+    return np.fromiter(map(known.__getitem__, names), bool, len(names))
 
 
 def fitting(names: Sequence[str], code: Int, pattern: re.Pattern[str]) -> Bool:

@@ -57,13 +57,14 @@ class Arguments(NamedTuple):
     shapes: Coded
     dtypes: Coded
 
-    def text(self, number: int) -> str:
+    def texts(self, numbers: Int | slice = slice(None)) -> list[str]:
         """Shapes and types as text, "" where they are not recorded or hold no tensor."""
-        shape, dtype = self.shapes.codes.item(number), self.dtypes.codes.item(number)
-        return describe(self.shapes.values[shape], self.dtypes.values[dtype]) if shape >= 0 else ""
-
-    def texts(self) -> list[str]:
-        return [*map(self.text, range(len(self.shapes)))]
+        return [
+            describe(self.shapes.values[shape], self.dtypes.values[dtype]) if shape >= 0 else ""
+            for shape, dtype in zip(
+                self.shapes.codes[numbers].tolist(), self.dtypes.codes[numbers].tolist(), strict=True
+            )
+        ]
 
 
 def op_arguments(trace: Trace, op: Int) -> tuple[Int, Arguments]:

@@ -850,7 +850,7 @@ def long_ops(trace: Trace) -> LongOps:
     only_launches = launching | fitting(events.names, events.name[rows], _WRAPPER)
     least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
     kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
-    has_arguments = np.array([arguments.text(number) != "" for number in argument[call].tolist()])
+    has_arguments = np.array([text != "" for text in arguments.texts(argument[call])], dtype=bool)
     kept &= (has_arguments | only_launches) & ~(launching & (events.start[rows] == begin[own]))
     return LongOps(rows[kept], least_ns[kept])
 

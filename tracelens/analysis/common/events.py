@@ -51,7 +51,7 @@ def recomputed(trace: Trace) -> Bool:
     return is_recompute
 
 
-class Arguments(NamedTuple):
+class OpArguments(NamedTuple):
     """Distinct arguments of ops, by number; a code of -1 where they are not recorded."""
 
     shapes: Coded
@@ -67,7 +67,7 @@ class Arguments(NamedTuple):
         ]
 
 
-def op_arguments(trace: Trace, op: Int) -> tuple[Int, Arguments]:
+def op_arguments(trace: Trace, op: Int) -> tuple[Int, OpArguments]:
     """Shapes and types of the arguments of ops: number of each, and what the numbers stand for.
 
     Args:
@@ -79,7 +79,7 @@ def op_arguments(trace: Trace, op: Int) -> tuple[Int, Arguments]:
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     recorded = (np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))
     number, (shape, dtype) = codes(*recorded)
-    return number, Arguments(Coded(shape, shapes.values), Coded(dtype, dtypes.values))
+    return number, OpArguments(Coded(shape, shapes.values), Coded(dtype, dtypes.values))
 
 
 def call_time(work: Work, call: Int) -> tuple[Int, Int]:

@@ -9,7 +9,7 @@ from glob import escape
 import numpy as np
 from msgspec import Struct
 
-from tracelens.analysis.host import CODE, DEVICE_SYNCHRONIZE, blocking_calls, threads
+from tracelens.analysis.host import DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.devices import Device
@@ -383,11 +383,11 @@ def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, Uni
 
     Where the GPU waits for launches anyway, the second is no loss of theirs.
     """
-    within = np.isin(context.idle.host, calls.event[mask])
-    parts = []
+    parts, called = [], calls.event[mask]
     for cause in ("blocking call", "queue refill"):
-        pieces = context.idle.take(within & (context.idle.cause == CODE[cause]))
-        parts.append(union(pieces.start, pieces.end))
+        pieces = context.idle_by(cause)
+        within = np.isin(pieces.host, called)
+        parts.append(union(pieces.start[within], pieces.end[within]))
     meanwhile, refill = parts
     return meanwhile, refill
 

@@ -250,12 +250,18 @@ kernels, the profiler's business, waiting for a GPU, collecting garbage. Where s
 last of these that one of them says; an op that stalls does so in its own time only."""
 
 
-_USUAL_CAUSES = (
-    *("launch overhead", "launch overhead", "stalled host", "data loading", "kernel loading", "profiler"),
-    *("blocking call", "garbage collection"),
-)
-_CAUSE_OF_ACTIVITY = np.array([CODE[name] for name in _USUAL_CAUSES])
-"""Of each of these, where it does not last."""
+_CAUSE_OF = {
+    NOTHING: "launch overhead",
+    BUSY: "launch overhead",
+    STALLED: "stalled host",
+    LOADING: "data loading",
+    LOADING_CODE: "kernel loading",
+    PROFILER: "profiler",
+    BLOCKED: "blocking call",
+    COLLECTING: "garbage collection",
+}
+"""Why a GPU waits meanwhile, unless it takes long."""
+_CAUSE_OF_ACTIVITY = np.array([CODE[_CAUSE_OF[what]] for what in range(len(_CAUSE_OF))])
 
 
 class Activity(NamedTuple):

@@ -27,7 +27,8 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         # One value more takes less time than a branch for each index.
         extended = np.empty(len(values) + 1, dtype=values.dtype)
         extended[0], extended[1:] = missing, values
-        return extended.take(np.maximum(index + 1, 0))
+        place = index + 1
+        return extended.take(np.maximum(place, 0, out=place))
     absent = index < 0
     count = np.count_nonzero(absent)
     if count == 0:

@@ -28,6 +28,14 @@ def test_absent_indices_give_the_missing_value(dtype):
     assert result.dtype == dtype
 
 
+@pytest.mark.parametrize("count", [3, 20])
+def test_few_and_many_indices_give_the_same(count):
+    values, index = np.arange(10) ** 2, np.arange(count) % 11 - 1
+    assert lookup(values, index, -7).tolist() == [values[at] if at >= 0 else -7 for at in index.tolist()]
+    with pytest.raises(IndexError):
+        lookup(values, np.where(index < 0, 10, index), -7)
+
+
 def test_each_index_may_have_its_own_missing_value():
     assert lookup(np.array([10, 20]), np.array([-1, 1, -1]), np.array([7, 8, 9])).tolist() == [7, 20, 9]
 

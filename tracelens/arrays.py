@@ -23,6 +23,12 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         index: into `values`, -1 for none.
         missing: one value, or one for each index.
     """
+    if len(values) <= len(index) and not isinstance(missing, np.ndarray):
+        # One value more takes less time than a branch for each index.
+        extended = np.empty(len(values) + 1, dtype=values.dtype)
+        extended[0], extended[1:] = missing, values
+        place = index + 1
+        return extended.take(np.maximum(place, 0, out=place))
     absent = index < 0
     count = np.count_nonzero(absent)
     if count == 0:

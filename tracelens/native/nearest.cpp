@@ -19,9 +19,13 @@ PyObject *nearest(PyObject *, PyObject *args) {
 
     bool is_inside = true;
     const bool done = unlocked([&] {
+        // Parents come first where rows are in order of time.
+        std::int64_t row = 0;
+        for (; row < count && parent[row] < row; ++row)
+            result[row] = selected[row] ? row : parent[row] < 0 ? -1 : result[parent[row]];
         constexpr std::int64_t unknown = -2;
-        std::fill_n(result.data(), count, unknown);
-        for (std::int64_t row = 0; row < count; ++row) {
+        std::fill(result.data() + row, result.data() + count, unknown);
+        for (; row < count; ++row) {
             // Up to a row whose answer is known, then all the way again to write it down.
             std::int64_t around = row;
             while (around >= 0 && result[around] == unknown) {

@@ -9,13 +9,13 @@ from glob import escape
 import numpy as np
 from msgspec import Struct
 
-from tracelens.analysis.host import CODE, DEVICE_SYNCHRONIZE, blocking_calls, threads
+from tracelens.analysis.host import DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool, Int, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Confidence, Detection, Outcome, Quantity, RankContext, Remedy, detector
-from tracelens.table import nearest
+from tracelens.table import codes, nearest
 from tracelens.trace import (
     STACK_KINDS,
     STEP_MARK,
@@ -338,9 +338,10 @@ def call_names(trace: Trace, device: Device | None) -> CallNames:
     while (op >= 0).any():
         columns.append(lookup(events.name, op, -1))
         op = lookup(around, lookup(events.parent, op, -1), -1)
-    paths, path = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    names = [tuple(events.names[code] for code in codes if code >= 0) for codes in paths.tolist()]
-    return CallNames(rows, path.ravel(), names)
+    path, columns = codes(*columns)
+    paths = zip(*(column.tolist() for column in columns), strict=True)
+    names = [tuple(events.names[code] for code in names_around if code >= 0) for names_around in paths]
+    return CallNames(rows, path, names)
 
 
 @scenario("no_blocking", argument="=CALL_OR_OP", reads=(call_names,))
@@ -382,11 +383,11 @@ def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, Uni
 
     Where the GPU waits for launches anyway, the second is no loss of theirs.
     """
-    within = np.isin(context.idle.host, calls.event[mask])
-    parts = []
+    parts, called = [], calls.event[mask]
     for cause in ("blocking call", "queue refill"):
-        pieces = context.idle.take(within & (context.idle.cause == CODE[cause]))
-        parts.append(union(pieces.start, pieces.end))
+        pieces = context.idle_by(cause)
+        within = np.isin(pieces.host, called)
+        parts.append(union(pieces.start[within], pieces.end[within]))
     meanwhile, refill = parts
     return meanwhile, refill
 

@@ -104,7 +104,9 @@ def codes(*keys: Int) -> tuple[Int, list[Int]]:
         if size * span >= 1 << 62:
             _, number = numbered(number)
             size = int(number.max()) + 1
-        number, size = number * span + added, size * span
+        number *= span
+        number += added
+        size *= span
     used, group = distinct(number, size)
     row = np.empty(len(used), dtype=np.int64)
     row[group] = np.arange(len(group))
@@ -116,7 +118,7 @@ def _spread(key: Int) -> tuple[Int, int]:
     least = int(key.min())
     span = int(key.max()) - least + 1
     if span < 1 << 31:
-        return key.astype(np.int64, copy=False) - least, span
+        return np.subtract(key, least, dtype=np.int64), span
     used, number = numbered(key)
     return number, len(used)
 

@@ -392,7 +392,7 @@ class Trace(Struct, frozen=True, dict=True):
         has_name = np.zeros((len(kind.values), len(name.values)), dtype=bool)
         has_name[kind.codes, name.codes] = True
         return Events(
-            kind=kind.codes,
+            kind=kind.codes.astype(np.int8),  # compared with many times, a few bytes at once
             name=name.codes,
             start=start,
             end=start + table.array("dur_ns"),
@@ -474,7 +474,7 @@ def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
     known, names, search = _answers.setdefault(pattern, {}), [*names], pattern.search
     known.update({name: search(name) is not None for name in names if name not in known})
-    return np.array([known[name] for name in names], dtype=bool)
+    return np.fromiter(map(known.__getitem__, names), bool, len(names))
 
 
 def fitting(names: Sequence[str], code: Int, pattern: re.Pattern[str]) -> Bool:

@@ -271,10 +271,11 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
     if not overlapped.any():
         skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
         return None
-    pair, described = op_arguments(trace, comp.op)
+    argument, arguments = op_arguments(trace, comp.op)
+    described = arguments.texts()
     texts = list(dict.fromkeys(described))
     code = {text: number for number, text in enumerate(texts)}
-    shape = np.array([code[text] for text in described], dtype=np.int64)[pair]
+    shape = np.array([code[text] for text in described], dtype=np.int64)[argument]
     # One op may launch a kernel at several sizes; those that differ in blocks take differently long.
     group, (name, shape, blocks) = codes(comp.name, shape, comp.blocks)
     overlapped_count, alone_count = (

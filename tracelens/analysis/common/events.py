@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup, unique
-from tracelens.table import codes, nearest, sums
+from tracelens.table import Coded, codes, nearest, sums
 from tracelens.trace import Trace, Work, describe, exclusive
 
 NODE = "autograd::engine::evaluate_function: "
@@ -49,8 +51,24 @@ def recomputed(trace: Trace) -> Bool:
     return is_recompute
 
 
-def op_arguments(trace: Trace, op: Int) -> tuple[Int, list[str]]:
-    """Shapes and types of the arguments of ops, "" where they are not recorded: code of each, and the texts.
+class OpArguments(NamedTuple):
+    """Distinct arguments of ops, by number; a code of -1 where they are not recorded."""
+
+    shapes: Coded
+    dtypes: Coded
+
+    def texts(self, numbers: Int | slice = slice(None)) -> list[str]:
+        """Shapes and types as text, "" where they are not recorded or hold no tensor."""
+        return [
+            describe(self.shapes.values[shape], self.dtypes.values[dtype]) if shape >= 0 else ""
+            for shape, dtype in zip(
+                self.shapes.codes[numbers].tolist(), self.dtypes.codes[numbers].tolist(), strict=True
+            )
+        ]
+
+
+def op_arguments(trace: Trace, op: Int) -> tuple[Int, OpArguments]:
+    """Shapes and types of the arguments of ops: number of each, and what the numbers stand for.
 
     Args:
         trace: of the rank.
@@ -60,11 +78,8 @@ def op_arguments(trace: Trace, op: Int) -> tuple[Int, list[str]]:
     row = lookup(trace.arrays.places(ops.array("event_id")), op, -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     recorded = (np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))
-    code, pairs = codes(*recorded)
-    return code, [
-        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
-        for shape, dtype in zip(*(column.tolist() for column in pairs), strict=True)
-    ]
+    number, (shape, dtype) = codes(*recorded)
+    return number, OpArguments(Coded(shape, shapes.values), Coded(dtype, dtypes.values))
 
 
 def call_time(work: Work, call: Int) -> tuple[Int, Int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.common import NODE
 from tracelens.analysis.fusable.moe_stages import PADDED, VOCABULARY, Chains, StepWork, chains
@@ -75,6 +76,16 @@ class LossWork(Struct, frozen=True):
 
 def unfused_loss(step: StepWork) -> UnfusedLoss | None:
     """The losses over a vocabulary that run kernel by kernel; None if there are none."""
+    loss, device = step.trace.once(_unfused_loss), step.device
+    # What memory can move: of the device, else what the loss's own kernels reach.
+    if loss is None or device is None or not device.hbm_bytes_per_s:
+        return loss
+    rate = device.hbm_bytes_per_s
+    return replace(loss, rate=rate, source=f"{rate / 1e12:.2f} TB/s of {device.title}")
+
+
+def _unfused_loss(trace: Trace) -> UnfusedLoss | None:
+    step = StepWork(trace, None)
     if not len(step.work.event):
         return None
     plain, parallel = (
@@ -115,18 +126,13 @@ def unfused_loss(step: StepWork) -> UnfusedLoss | None:
         backward=elements[SOFTMAX_BACK] + number[PARALLEL_BACK] * mean,
         element=min([*narrow, *(size for size in element.values() if size)], default=4.0),
     )
-    # What memory can move: of the device, else what the loss's own kernels reach.
-    if step.device is not None and step.device.hbm_bytes_per_s:
-        rate = step.device.hbm_bytes_per_s
-        source = f"{rate / 1e12:.2f} TB/s of {step.device.title}"
-    else:
-        row = np.flatnonzero(work.mask & (step.work.op >= 0))
-        group, calls = distinct(step, step.work.op[row])
-        moved = np.array(
-            [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
-        )
-        rate = float((moved[group] / np.maximum(step.work.dur[row], 1)).max() * 1e9)
-        source = f"the {rate / 1e12:.2f} TB/s of its fastest kernel"
+    row = np.flatnonzero(work.mask & (step.work.op >= 0))
+    group, calls = distinct(step, step.work.op[row])
+    moved = np.array(
+        [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
+    )
+    rate = float((moved[group] / np.maximum(step.work.dur[row], 1)).max() * 1e9)
+    source = f"the {rate / 1e12:.2f} TB/s of its fastest kernel"
     return UnfusedLoss(sizes=sizes, work=work, passes=passes, amounts=amounts, rate=rate, source=source)
 
 

@@ -17,7 +17,6 @@ from tracelens.analysis.host import (
     IdlePieces,
     Recurrence,
     find_gaps,
-    host_names,
     known_pieces,
     recurrence,
 )
@@ -282,9 +281,7 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
 
 
 def _recurrence(trace: Trace) -> Recurrence:
-    pieces = trace.once(step_gaps)[1]
-    host, op, _ = host_names(trace, pieces)
-    return recurrence(trace, pieces, host, op)
+    return recurrence(trace, trace.once(step_gaps)[1])
 
 
 def _step_work(trace: Trace) -> tuple[Int, Work]:

@@ -48,7 +48,12 @@ class UnfusedOptimizer(Struct, frozen=True):
 
 def unfused_optimizer(step: StepWork) -> UnfusedOptimizer | None:
     """The optimizer of torch.optim that runs op by op; None where there is none, or where it is fused."""
-    events, work = step.trace.arrays, step.work
+    return step.trace.once(_unfused_optimizer)
+
+
+def _unfused_optimizer(trace: Trace) -> UnfusedOptimizer | None:
+    step = StepWork(trace, None)
+    events, work = trace.arrays, step.work
     is_step = matching(events.names, _STEP)
     if not is_step.any() or not len(work.event):
         return None

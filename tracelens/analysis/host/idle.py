@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -249,6 +250,20 @@ kernels, the profiler's business, waiting for a GPU, collecting garbage. Where s
 last of these that one of them says; an op that stalls does so in its own time only."""
 
 
+_CAUSE_OF = {
+    NOTHING: "launch overhead",
+    BUSY: "launch overhead",
+    STALLED: "stalled host",
+    LOADING: "data loading",
+    LOADING_CODE: "kernel loading",
+    PROFILER: "profiler",
+    BLOCKED: "blocking call",
+    COLLECTING: "garbage collection",
+}
+"""Why a GPU waits meanwhile, unless it takes long."""
+_CAUSE_OF_ACTIVITY = np.array([CODE[_CAUSE_OF[what]] for what in range(len(_CAUSE_OF))])
+
+
 class Activity(NamedTuple):
     """What threads did in intervals; disjoint, in order of the intervals."""
 
@@ -392,11 +407,11 @@ class Host:
             if what != LOADING_CODE:
                 continue
             owner, held = self._held_up(number, rows)
-            dur = events.end - events.start
+            dur, usual = events.end - events.start, events.where("op", "launch")
+            usual[owner[owner >= 0]] = False
             for row in unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
-                alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
-                alike = alike[~np.isin(alike, owner)]
-                if not len(alike) or dur[row] > LOADING_RATIO * median(dur[alike]):
+                alike = dur[usual & (events.name == events.name[row])]
+                if not len(alike) or dur[row] > LOADING_RATIO * median(alike):
                     self._what[row] = LOADING_CODE
 
     def _stall(self, number: int) -> None:
@@ -491,7 +506,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         by_cause = stats(cause, share, len(CAUSES))
         causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
         host, op, texts = host_names(trace, pieces)
-        recurs = recurrence(trace, pieces, host, op)
+        recurs = recurrence(trace, pieces)
         once_ns = sums(pieces.cause[recurs.once], pieces.dur[recurs.once], len(CAUSES))
         tables: dict[str, dict[str, Any]] = {
             "causes": {
@@ -581,13 +596,10 @@ def _largest(pieces: IdlePieces, rows: Int, gaps: int, value: Int) -> tuple[Int,
 def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     """Codes of what the host was in during each piece and of the op around it, and the texts; '' is unknown.
 
-    Python frames of one method on several objects carry addresses; without them they are one. A silent
-    host has no op around it, but one before and one behind it.
+    A silent host has no op around it, but one before and one behind it.
     """
-    events = trace.arrays
-    texts: dict[str, int] = {}
-    plain = [texts.setdefault(_ADDRESS.sub("", name), len(texts)) for name in [*events.names, ""]]
-    code, nothing = np.array(plain, dtype=np.int64), len(events.names)
+    events, (code, names) = trace.arrays, trace.once(_plain_names)
+    texts, nothing = {name: number for number, name in enumerate(names)}, len(events.names)
     op = code[lookup(events.name, lookup(trace.once(enclosing_op), pieces.inner, -1), nothing)]
     silent_rows = np.flatnonzero(pieces.cause == CODE["silent host"])
     if len(silent_rows):
@@ -615,29 +627,32 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     return code[lookup(events.name, pieces.host, nothing)], op, list(texts)
 
 
-def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurrence:
-    """Which of the pieces with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN.
+def _plain_names(trace: Trace) -> tuple[Int, Sequence[str]]:
+    """The names of events, and behind them "", without what tells objects apart: code of each, and texts.
 
-    Args:
-        trace: of the rank.
-        pieces: of its gaps.
-        host: what the host was in, of each piece, as from `host_names`.
-        op: the op around that.
+    Python frames of one method on several objects carry addresses.
     """
+    plain = Coded.of([_ADDRESS.sub("", name) for name in (*trace.arrays.names, "")])
+    return plain.codes.astype(np.int64), plain.values
+
+
+def recurrence(trace: Trace, pieces: IdlePieces) -> Recurrence:
+    """Which pieces of gaps with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN."""
     steps = steps_of(trace).only_whole()
     count = len(steps.labels) if steps.marked else 1
     once = np.zeros(len(pieces.gap), dtype=bool)
     rows = np.flatnonzero(np.array([name in AVOIDABLE for name in CAUSES]).take(pieces.cause))
     step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
     inside = (step >= 0) & (step < count)
-    rows, step = rows[inside], step[inside]
-    if count < 2 or not len(rows):
+    if count < 2 or not inside.any():
         return Recurrence(once, count)
+    host, op, _ = host_names(trace, pieces.take(rows))
+    rows, step, host, op = rows[inside], step[inside], host[inside], op[inside]
     loads = pieces.cause[rows] == CODE["kernel loading"]
     least = np.where(loads, LOADING_RECURS_IN * count, np.maximum(RECURS_IN * count, 2))
     recurs = np.zeros(len(rows), dtype=bool)
     # By what the host was in, or where that is another place in each step, by the cause alone.
-    for keys in ((pieces.cause[rows], host[rows], op[rows]), (pieces.cause[rows],)):
+    for keys in ((pieces.cause[rows], host, op), (pieces.cause[rows],)):
         like, _ = codes(*keys)
         cell, (of_like, _) = codes(like, step)
         total = sums(cell, pieces.dur[rows], len(of_like)).astype(float)
@@ -740,28 +755,10 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
         _of_gaps(undivided, gaps.start[undivided], gaps.end[undivided], whole[undivided]),
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
     ]
-    # The pieces up to the end of the launch call, by launching thread.
-    program = trace.once(Host)
-    outermost = program.outermost_op
-    is_in_ops = np.array([name in ("CPU ops", "collective call") for name in CAUSES])
     late = np.flatnonzero(launched > gaps.start[split])
-    number = program.thread[launch[split[late]]]
-    for thread in unique(number).tolist():
-        rows = late[number == thread]
-        activity = program.during(thread, gaps.start[split[rows]], launched[rows])
-        cause, event = _causes(trace, activity)
-        in_ops = marked(cause, is_in_ops) & (outermost[event] >= 0)
-        parts.append(
-            IdlePieces(
-                gap=split[rows[activity.interval]],
-                start=activity.start,
-                end=activity.end,
-                cause=cause,
-                host=np.where(in_ops, outermost[event], event),
-                inner=activity.event,
-                thread=np.full(len(cause), thread),
-            )
-        )
+    rows = split[late]
+    for pieces in host_pieces(trace, launch[rows], gaps.start[rows], launched[late]):
+        parts.append(pieces._replace(gap=rows[pieces.gap]))
     # There may be millions of pieces: what are no times takes four bytes.
     times = {"start": np.int64, "end": np.int64}
     together = IdlePieces._make(
@@ -769,6 +766,35 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
         for name, values in zip(IdlePieces._fields, zip(*parts, strict=True), strict=True)
     )
     return together.take(ordered(together.start))
+
+
+def host_pieces(trace: Trace, call: Int, start: Int, end: Int) -> Iterator[IdlePieces]:
+    """What the host did in disjoint intervals (ns) on its way to a call in each, thread by thread.
+
+    Args:
+        trace: of the rank.
+        call: event rows.
+        start: of the intervals, in order of time.
+        end: of the same.
+    """
+    program = trace.once(Host)
+    outermost = program.outermost_op
+    is_in_ops = np.array([name in ("CPU ops", "collective call") for name in CAUSES])
+    number = program.thread[call]
+    for thread in unique(number).tolist():
+        rows = np.flatnonzero(number == thread)
+        activity = program.during(thread, start[rows], end[rows])
+        cause, event = _causes(trace, activity)
+        in_ops = marked(cause, is_in_ops) & (outermost[event] >= 0)
+        yield IdlePieces(
+            gap=rows[activity.interval],
+            start=activity.start,
+            end=activity.end,
+            cause=cause,
+            host=np.where(in_ops, outermost[event], event),
+            inner=activity.event,
+            thread=np.full(len(cause), thread),
+        )
 
 
 def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
@@ -817,8 +843,7 @@ def long_ops(trace: Trace) -> LongOps:
         return LongOps(rows, rows)
     # Their like: of the same name and arguments.
     calls = np.flatnonzero(is_op & np.isin(events.name, events.name[rows]))
-    argument, texts = op_arguments(trace, calls)
-    has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    argument, arguments = op_arguments(trace, calls)
     like, (of_like, _) = codes(events.name[calls], argument)
     order = ordered(like, dur[calls])
     first = np.searchsorted(like[order], np.arange(len(of_like)))
@@ -831,7 +856,8 @@ def long_ops(trace: Trace) -> LongOps:
     only_launches = launching | fitting(events.names, events.name[rows], _WRAPPER)
     least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
     kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
-    kept &= (has_arguments[call] | only_launches) & ~(launching & (events.start[rows] == begin[own]))
+    has_arguments = np.array([text != "" for text in arguments.texts(argument[call])], dtype=bool)
+    kept &= (has_arguments | only_launches) & ~(launching & (events.start[rows] == begin[own]))
     return LongOps(rows[kept], least_ns[kept])
 
 
@@ -846,17 +872,10 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     """Cause of each piece of the host's time, in order of gaps and time, and the event to name with it."""
     events = trace.arrays
     gap, what, dur = activity.interval, activity.what, activity.end - activity.start
-    cause = np.full(len(gap), CODE["launch overhead"])
-    for code, name in (
-        (STALLED, "stalled host"),
-        (LOADING, "data loading"),
-        (LOADING_CODE, "kernel loading"),
-        (PROFILER, "profiler"),
-        (BLOCKED, "blocking call"),
-        (COLLECTING, "garbage collection"),
-    ):
-        cause[what == code] = CODE[name]
-    waits = np.flatnonzero((what == BLOCKED) & named(events, SYNCHRONIZE)[activity.event])
+    cause = _CAUSE_OF_ACTIVITY.take(what)
+    blocked = np.flatnonzero(what == BLOCKED)
+    call = activity.event[blocked]
+    waits = blocked[named(events, SYNCHRONIZE)[call]]
     long = _total(dur[waits], codes(gap[waits], activity.event[waits])[0]) > UNRECORDED_NS
     cause[waits[long]] = CODE["unrecorded work"]
     busy = np.flatnonzero(what == BUSY)
@@ -873,8 +892,8 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     in_frame = trace.once(_in_frame)[activity.event[silent[long]]] & (activity.event[silent[long]] >= 0)
     cause[silent[long]] = np.where(in_frame, CODE["Python code"], CODE["silent host"])
     # Row of the last piece up to each one in which the host waited for the GPU.
-    emptied = (what == BLOCKED) & ~named(events, QUEUE_FULL)[activity.event]
-    waited = np.maximum.accumulate(np.where(emptied, np.arange(len(what)), -1))
+    emptied = blocked[~named(events, QUEUE_FULL)[call]]
+    waited = np.repeat(np.append(-1, emptied), np.diff(emptied, prepend=0, append=len(what)))
     refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
     cause[refill] = CODE["queue refill"]
     return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)

@@ -482,19 +482,22 @@ def origins(trace: Trace, lexed: Tokens, layer_windows: Sequence[LayerWindow]) -
     What is computed again belongs to a node of the backward pass, and the node to a forward op: a whole
     checkpointed region, or an op near its end. As many passes as the node repeats ended there.
     """
+    begins = [window.first for window in layer_windows]
+    repeats, result = lexed.is_recompute[begins], [-1] * len(begins)
+    if not repeats.any():
+        return result
     events, ops = trace.arrays, trace.tables["ops"]
-    row, result = ops.array("event_id"), [-1] * len(layer_windows)
-    sequence, thread = ops.array("sequence"), ops.array("forward_thread")
+    row, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
     forward = np.full(len(events.start), -1, dtype=np.int64)
     forward[row] = forward_ops(row, sequence, thread, events.tid[row], events.start[row])
     node = nearest(events.parent, events.depth, forward >= 0)
     regions: dict[int, list[int]] = {}
-    for index, window in enumerate(layer_windows):
-        op = int(lexed.op[window.first])
-        if lexed.is_recompute[window.first] and op >= 0 and node[op] >= 0:
+    for index in np.flatnonzero(repeats).tolist():
+        op = int(lexed.op[begins[index]])
+        if op >= 0 and node[op] >= 0:
             regions.setdefault(int(node[op]), []).append(index)
-    first = [index for index, window in enumerate(layer_windows) if not lexed.is_recompute[window.first]]
-    called = lexed.called[[layer_windows[index].first for index in first]]
+    first = np.flatnonzero(~repeats).tolist()
+    called = lexed.called[[begins[index] for index in first]]
     for event, recomputes in regions.items():
         end = int(np.searchsorted(called, events.end[forward[event]]))
         for index, origin in zip(recomputes, first[max(end - len(recomputes), 0) : end], strict=False):

@@ -15,7 +15,7 @@ from tracelens.analysis.roofline.costing import (
     OpCalls,
     costing,
 )
-from tracelens.arrays import Bool, Float, Int, first_rows, unique
+from tracelens.arrays import Bool, Float, Int, first_rows, marked, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
 from tracelens.table import Column, Schema, Table, codes
@@ -175,8 +175,7 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
 
 def on_matrix_units(work: Work) -> Bool:
     """Which work multiplies matrices, by its class alone."""
-    codes = [code for code, name in enumerate(work.categories) if name in _ON_MATRIX_UNITS]
-    return np.isin(work.category, codes)
+    return marked(work.category, np.array([name in _ON_MATRIX_UNITS for name in work.categories], dtype=bool))
 
 
 def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:

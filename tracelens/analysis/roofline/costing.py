@@ -25,7 +25,7 @@ from tracelens.arrays import Bool, Int, first_rows, lookup, numbered, ordered, u
 from tracelens.costs import NO_SHAPES, CostModel, Engine, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
-from tracelens.table import Coded, Table, codes, nearest, sums
+from tracelens.table import Coded, codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
     Events,
@@ -172,7 +172,9 @@ class _Costing:
                 # Copies whose size was not recorded move what their op writes.
                 for row in rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0].tolist():
                     op, kernel = self.work.op.item(row), self.work.names[self.work.name.item(row)]
-                    (counted,) = self._count([op], [self.work.blocks.item(row)], kernel)
+                    (counted,) = self._count(
+                        op, [(self.ops.shapes_text(op), self.work.blocks.item(row))], kernel
+                    )
                     if isinstance(counted, Counted):
                         moved = copy_cost(kind, counted.cost.write_bytes)
                         copy = self.work.names[self.work.name[row]]
@@ -225,58 +227,58 @@ class _Costing:
         name, shapes, *others, _ = (column[new] for column in columns)
         for members in self.ops.alike(name, shapes, *others):
             rows = new[members].tolist()
-            blocks, kernel = [keys[row][-1] for row in rows], keys[rows[0]][-2]
-            counted = self._count(ops[rows].tolist(), blocks, self.work.names[kernel], forward.item(rows[0]))
+            sizes = [(self.ops.shape_texts[keys[row][1]], keys[row][-1]) for row in rows]
+            kernel = self.work.names[keys[rows[0]][-2]]
+            counted = self._count(ops.item(rows[0]), sizes, kernel, forward.item(rows[0]))
             known.update(zip((keys[row] for row in rows), counted, strict=True))
 
     def _count(
-        self, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+        self, op: int, sizes: Sequence[CallSizes], kernel: str, forward: int = -1
     ) -> list[Counted | str]:
         """Calls of an op that differ in sizes alone, or why they cannot be counted.
 
         Args:
-            ops: the rows of one call each.
-            blocks: of the kernel of each.
+            op: the row of one of them.
+            sizes: of each.
             kernel: name of their longest work.
-            forward: row of the forward op of the first one.
+            forward: row of the forward op of that one.
         """
-        name = self.ops.name(ops[0])
+        name = self.ops.name(op)
         model = find(name)
         if model is None:
-            return [unknown(name)] * len(ops)
+            return [unknown(name)] * len(sizes)
         # What depends on more than its own arguments is counted anew; so are many sizes, which are quickly
         # counted together and seldom come again.
         depends = model.forward or model.batch or model.inner or (model.groups and self.ops.group_rows)
-        if depends or len(ops) > _MANY_SIZES:
-            return self._counted(model, ops, blocks, kernel, forward)
-        known = _known_calls((model, name, kernel, *self.ops.arguments(ops[0])))
+        if depends or len(sizes) > _MANY_SIZES:
+            return self._counted(model, op, sizes, kernel, forward)
+        known = _known_calls((model, name, kernel, *self.ops.arguments(op)))
         if len(known) > _MOST_SIZES:
             known.clear()
-        keys = [(self.ops.shapes_text(op), count) for op, count in zip(ops, blocks, strict=True)]
-        new = [place for place, key in enumerate(keys) if key not in known]
-        if new:
-            rows, counts = ([every[place] for place in new] for every in (ops, blocks))
-            known.update(
-                zip((keys[place] for place in new), self._counted(model, rows, counts, kernel), strict=True)
-            )
-        return [known[key] for key in keys]
+        if new := [size for size in sizes if size not in known]:
+            known.update(zip(new, self._counted(model, op, new, kernel), strict=True))
+        return [known[size] for size in sizes]
 
     def _counted(
-        self, model: CostModel, ops: Sequence[int], blocks: Sequence[int], kernel: str, forward: int = -1
+        self, model: CostModel, op: int, sizes: Sequence[CallSizes], kernel: str, forward: int = -1
     ) -> list[Counted | str]:
-        """What a model says of calls; arguments as of `_count`."""
-        call = self.ops.call(ops[0], kernel, forward=forward)
-        costs = model.count_alike(call, self.ops.shapes(ops), blocks)
-        return [self._judged(op, cost) for op, cost in zip(ops, costs, strict=True)]
-
-    def _judged(self, op: int, cost: OpCost | str) -> Counted | str:
-        """What a model says of a call of this op, or why that does not count."""
-        if isinstance(cost, str):
-            return cost if self.ops.recorded(op) or isinstance(cost, Failure) else NO_SHAPES
-        moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
-        if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
-            return BEYOND
-        return Counted(self.ops.name(op), self.ops.describe(op), cost, cost.note)
+        """What a model says of calls, or why that does not count; arguments as of `_count`."""
+        texts, blocks = zip(*sizes, strict=True)
+        costs = model.count_alike(self.ops.call(op, kernel, forward=forward), _shapes(texts), blocks)
+        name, (dtypes, values, *_) = self.ops.name(op), self.ops.arguments(op)
+        counted: list[Counted | str] = []
+        for text, cost in zip(texts, costs, strict=True):
+            if isinstance(cost, str):
+                is_told = text or values or isinstance(cost, Failure)
+                counted.append(cost if is_told else NO_SHAPES)
+            elif (
+                cost.flops > LARGEST_FLOPS
+                or max(cost.read_bytes, cost.write_bytes, cost.link_bytes) > LARGEST_BYTES
+            ):
+                counted.append(BEYOND)
+            else:
+                counted.append(Counted(name, describe(text, dtypes), cost, cost.note))
+        return counted
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""
@@ -485,15 +487,11 @@ class OpCalls:
             if model.inner:  # what they called differs as well
                 of_each: Sequence[OpCost | str | None] = [*map(self.cost, same)]
             else:
-                of_each = model.count_alike(self.call(same[0]), self.shapes(same), [-1] * len(same))
+                shapes_of_each = _shapes([*map(self.shapes_text, same)])
+                of_each = model.count_alike(self.call(same[0]), shapes_of_each, [-1] * len(same))
             for row, op, cost in zip(rows, same, of_each, strict=True):
                 costs[row] = None if isinstance(cost, str) or not self.recorded(op) else cost
         return costs
-
-    def describe(self, op: int) -> str:
-        """The tensor arguments of the op at an event row as short text."""
-        row = self.row.item(op)
-        return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
     def arguments(self, op: int) -> tuple[str, str, str, bool]:
         """All that is recorded of a call beside its shapes."""
@@ -503,28 +501,23 @@ class OpCalls:
         dtypes, values = (self._recorded(column, row) for column in ("dtypes", "values"))
         return dtypes, values, strides, self._events.copied.item(op)
 
+    @property
+    def shape_texts(self) -> Sequence[str]:
+        """The recorded shapes that codes of `keys` stand for."""
+        return self._text["shapes"].values
+
     def shapes_text(self, op: int) -> str:
         return self._recorded("shapes", self.row.item(op))
 
     def alike(self, name: Int, shapes: Int, *others: Int) -> Iterable[Int]:
         """Positions of calls that differ in sizes alone, together; by codes of what calls are told by."""
         used, row = numbered(shapes)
-        texts = self._text["shapes"].values
-        forms = [texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used]
+        forms = [
+            self.shape_texts[code].encode(errors="surrogatepass").translate(None, _DIGITS) for code in used
+        ]
         number = {form: number for number, form in enumerate(dict.fromkeys(forms))}
         structure = np.array([number[form] for form in forms], dtype=np.int64)[row]
         return rows_by_code(codes(name, structure, *others)[0]).values()
-
-    def shapes(self, ops: Sequence[int]) -> list[list[list[Any]]]:
-        """The shapes of the arguments of each of these ops, which have one structure."""
-        texts = [*map(self.shapes_text, ops)]
-        every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
-        if len(every) != len(texts):  # no list, or none that is recorded
-            return [argument_lists(text) for text in texts]
-        return [
-            [entry if isinstance(entry, list) else [] for entry in shapes] if isinstance(shapes, list) else []
-            for shapes in every
-        ]
 
     def _recorded(self, column: str, row: int) -> str:
         coded = self._text[column]
@@ -539,11 +532,20 @@ class OpCalls:
         return lists
 
 
+def _shapes(texts: Sequence[str]) -> list[list[list[Any]]]:
+    """The shapes of the arguments of calls from texts of one structure."""
+    every = decoded(f"[{','.join(texts)}]") if len(texts) > 1 else []
+    if len(every) != len(texts):  # no list, or none that is recorded
+        return [argument_lists(text) for text in texts]
+    return [
+        [entry if isinstance(entry, list) else [] for entry in shapes] if isinstance(shapes, list) else []
+        for shapes in every
+    ]
+
+
 NamedCost = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""
 _DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
-_OF_COLLECTIVE = ("collective", "group", "group_description", "group_ranks", "in_split", "out_split", "dtype")
-"""What is read of a record beside its sizes."""
 _NO_LETTERS = re.compile(r"[^a-z]")
 
 NO_MODEL = "no cost model"
@@ -604,6 +606,21 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[ServingBatch]]:
     return batch, batches
 
 
+class _Record(NamedTuple):
+    """What is read of a record of a collective, see COLLECTIVES."""
+
+    collective: str
+    group: str
+    group_description: str
+    group_ranks: str
+    in_split: str
+    out_split: str
+    dtype: str
+    in_bytes: int
+    out_bytes: int
+    group_size: int
+
+
 def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, NamedCost | str]]:
     """Copies and memsets by the copy engines, those of one name and size together.
 
@@ -657,17 +674,15 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
     recorded = recorded[np.argsort(row[recorded], kind="stable")]
     positions, first = np.unique(row[recorded], return_index=True)
     # Most records repeat in each layer and step.
-    kind, _ = codes(
-        *(table.coded(name).codes.astype(np.int64) for name in _OF_COLLECTIVE),
-        *(table.array(name) for name in ("in_bytes", "out_bytes", "group_size")),
-    )
+    kind, columns = table.group(*_Record._fields)
+    kinds = [*map(_Record, *columns)]
     of_kind: dict[int, NamedCost | str] = {}
     for position, records in zip(positions.tolist(), np.split(recorded, first[1:]), strict=False):
         # Several records of one kernel are one launch of several sends and receives.
         parts = []
-        for record, number in zip(records.tolist(), kind[records].tolist(), strict=True):
+        for number in kind[records].tolist():
             if number not in of_kind:
-                of_kind[number] = _collective(table, record, trace.meta.rank)
+                of_kind[number] = _collective(kinds[number], trace.meta.rank)
             parts.append(of_kind[number])
         counted = [part for part in parts if not isinstance(part, str)]
         if len(counted) < len(parts):
@@ -684,28 +699,20 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
         yield np.array([position]), (name, text, cost)
 
 
-def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
+def _collective(record: _Record, rank: int) -> NamedCost | str:
     """One record of the collectives table."""
-
-    def text(column: str) -> str:
-        return table.texts(column, [record])[0]
-
-    def number(column: str) -> int:
-        return int(table.array(column)[record])
-
-    name = text("collective")
+    name, size = record.collective, record.group_size
     model = find(f"collective::{name}")
     if model is None:
         return f"unknown collective {name!r}"
-    sizes = [number("in_bytes"), number("out_bytes")]
+    sizes = [record.in_bytes, record.out_bytes]
     if min(sizes) < 0:
         return "size of the collective not recorded"
-    size = number("group_size")
-    group_ranks = integers(text("group_ranks"))
-    group = group_kind(text("group"), text("group_description"), group_ranks)
+    group_ranks = integers(record.group_ranks)
+    group = group_kind(record.group, record.group_description, group_ranks)
     own_index = group_ranks.index(rank) if rank in group_ranks else -1
     values = [str(size)]
-    for split, message in zip((text("in_split"), text("out_split")), sizes, strict=True):
+    for split, message in zip((record.in_split, record.out_split), sizes, strict=True):
         # Bytes of the message that are for (or from) other ranks, by its split sizes; "" where not known.
         parts = integers(split)
         known = 0 <= own_index < len(parts) and sum(parts) > 0
@@ -715,7 +722,7 @@ def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
         cost = model.count(call)
     except Uncounted as why:
         return why.reason
-    dtype = short_dtype(text("dtype"))
+    dtype = short_dtype(record.dtype)
     shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {size} ranks"
     return f"{name} ({group})", shown, cost._replace(dtype=dtype)
 

@@ -21,10 +21,10 @@ from tracelens.analysis.common import op_arguments
 from tracelens.analysis.host import (
     CAUSES,
     CODE,
-    Gaps,
+    GAP_NS,
     find_gaps,
     host_names,
-    idle_pieces,
+    host_pieces,
     known_pieces,
     reads,
     threads,
@@ -351,14 +351,16 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     if len(by_call):
         end = called[by_call]
         start = np.append(edges[0], end[:-1])
-        between = np.flatnonzero(end > start)
-        unknown = np.full(len(between), -1)
-        pieces = idle_pieces(
-            trace, work, Gaps(start[between], end[between], unknown, comm_rows[by_call[between]])
-        )
-        # A GPU that is busy is what the host waits for: nothing is missing from the trace.
-        held_by = np.where(pieces.cause == CODE["unrecorded work"], BLOCKED, _KIND_OF_CAUSE[pieces.cause])
-        held[by_call] = _by_kind(between[pieces.gap], held_by, pieces.dur, len(by_call)).cumsum(axis=0)
+        between = np.flatnonzero(end - start > GAP_NS)
+        calls = work.launch_call[comm_rows[by_call[between]]]
+        held_between = np.zeros((len(by_call), len(TIMES)), dtype=np.int64)
+        held_between[:, OTHER] = np.where(end - start > GAP_NS, 0, end - start)
+        for pieces in host_pieces(trace, calls, start[between], end[between]):
+            # A GPU that is busy is what the host waits for: nothing is missing from the trace.
+            unrecorded = pieces.cause == CODE["unrecorded work"]
+            held_by = np.where(unrecorded, BLOCKED, _KIND_OF_CAUSE[pieces.cause])
+            held_between += _by_kind(between[pieces.gap], held_by, pieces.dur, len(by_call))
+        held[by_call] = held_between.cumsum(axis=0)
     # A slow host is in the call of a copy for longer than that takes on an idle GPU, but waits for nothing.
     waits, copied = blocking.copy(), work.take(~work.is_kernel & (work.launch >= 0))
     called_ns = np.minimum(trace.arrays.start[copied.launch], copied.start)
@@ -491,7 +493,8 @@ def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> Work
     """The work table of the shares of kernels: row of the work, piece, and ns of each."""
     # The key of each piece of GPU work, and whether the op's arguments are recorded.
     events = trace.arrays
-    argument, texts = op_arguments(trace, work.op)
+    argument, arguments = op_arguments(trace, work.op)
+    texts = arguments.texts()
     has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
     op = lookup(events.name, work.op, -1)
     key, (op, argument, kernel, blocks) = codes(

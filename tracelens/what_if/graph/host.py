@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, unique
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, rows_by_code, union
+from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.thresholds import (
     AROUND_NS,
@@ -84,9 +84,9 @@ class Covered:
         own = exclusive(start, end, lane)
         kept = np.flatnonzero(end > own)
         kept = kept[ordered(lane[kept], own[kept])]
-        lane, self._start, self._end = lane[kept], own[kept], end[kept]
+        self._lane, self._start, self._end = lane[kept], own[kept], end[kept]
         self._before = np.concatenate(([0], np.cumsum(self._end - self._start)))
-        self._starts = ByLane(lane, self._start)
+        self._starts = ByLane(self._lane, self._start)
 
     def _until(self, lane: Int, time: Int) -> Int:
         """Covered time in earlier lanes, and in the own lane before a time."""
@@ -99,6 +99,12 @@ class Covered:
     def covered(self, lane: Int, low: Int, high: Int) -> Int:
         """How much of each interval lies in the set of its lane."""
         return self._until(lane, high) - self._until(lane, low)
+
+    def gaps(self, least_ns: int) -> Covered:
+        """What lies between the intervals of a lane where it is longer than this."""
+        follows = self._lane[1:] == self._lane[:-1]
+        rows = np.flatnonzero(follows & (self._start[1:] - self._end[:-1] > least_ns))
+        return Covered(self._lane[rows], self._end[rows], self._start[rows + 1])
 
 
 class Chain(Struct, frozen=True):
@@ -272,7 +278,7 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     outside = active.covered(other, low - around, low) + active.covered(other, high, high + around)
     at_border = active.covered(other, low, low + 1) + active.covered(other, high, high + 1)
     # While neither does anything, such as in a pause of the other's program, nobody can tell who waits.
-    resting = pauses(lane_of_event, events, is_active).covered(other, begun, done + 1)
+    resting = active.gaps(PAUSE_NS).covered(other, begun, done + 1)
     waits = np.flatnonzero(
         (at_border == 0)
         & (active.covered(other, low, high) >= BUSY_SHARE * (silent - resting))
@@ -293,19 +299,6 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     is_wait = (high - low > PAUSE_NS) & (beside >= BUSY_SHARE * (high - low))
     is_wait &= active.covered(lane[silence], low, high) <= IDLE_SHARE * (high - low)
     return Handovers(node[before], node[after], lag, node[silence[is_wait] + 1], unseen)
-
-
-def pauses(lane: Int, events: Events, mask: Bool) -> Covered:
-    """When each lane is in none of these events for over PAUSE_NS, from one of them to the next."""
-    rows = np.flatnonzero((lane >= 0) & mask)
-    rows = rows[ordered(lane[rows], events.start[rows])]
-    start, own = exclusive(events.start[rows], events.end[rows], lane[rows]), lane[rows]
-    kept = events.end[rows] > start
-    start, end, own = start[kept], events.end[rows][kept], own[kept]
-    order = ordered(own, start)
-    start, end, own = start[order], end[order], own[order]
-    index = np.flatnonzero((own[1:] == own[:-1]) & (start[1:] - end[:-1] > PAUSE_NS))
-    return Covered(own[index], end[index], start[index + 1])
 
 
 def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[Int, Int]:

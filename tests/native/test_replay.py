@@ -51,7 +51,7 @@ def test_both_cores_replay_to_the_same_times(drawing: Drawing, data: st.DataObje
                 np.testing.assert_array_equal(ours, theirs)
 
 
-COLUMNS = ("first", "first_lag", "second", "second_lag", "more", "ready", "until")
+COLUMNS = ("first", "first_lag", "second", "second_lag", "more", "ready", "recorded")
 
 
 def rows(**columns: list[int]) -> list[np.ndarray]:
@@ -72,7 +72,7 @@ def test_a_row_ends_after_the_later_of_two() -> None:
 
 
 def test_a_row_that_is_ready_late_enough_ends_no_sooner_than_it_did() -> None:
-    assert replay([10, 0, 0], ready=[10, 11], until=[30, 30]) == [10, 30, 10]
+    assert replay([10, 0, 0], ready=[10, 11], recorded=[30, 30]) == [10, 30, 10]
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,20 @@ def test_a_row_that_is_ready_late_enough_ends_no_sooner_than_it_did() -> None:
 def test_what_cannot_be_replayed(columns: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match=r"rows|before it"):
         replay([0, 0, 0], **columns)
+
+
+def accumulated(before: list[int], values: list[int]) -> list[int]:
+    native, total = core(), np.array(values, dtype=np.int64)
+    assert native is not None
+    native.accumulate(np.array(before, dtype=np.int64), total)
+    return total.tolist()
+
+
+def test_a_total_is_that_of_the_row_before_and_its_own() -> None:
+    assert accumulated([-1, 0, -1, 1, 1], [1, 2, 4, 8, 16]) == [1, 3, 4, 11, 19]
+
+
+@pytest.mark.parametrize("before", [[-1, 1], [1, -1], [-1, 2], [-1]])
+def test_what_cannot_be_accumulated(before: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"rows|before it"):
+        accumulated(before, [0, 0])

@@ -25,6 +25,9 @@ class Scanner:
         values of ops.
         """
 
+def accumulate(before: NDArray[np.int64], total: NDArray[np.int64], /) -> None:
+    """Add to the value of each row the total of the row before it, -1 for none, in place."""
+
 def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...
 def nest(
     thread: NDArray[np.int64],
@@ -43,7 +46,7 @@ def replay(
     second_lag: NDArray[np.int64],
     more: NDArray[np.int64],
     ready: NDArray[np.int64],
-    until: NDArray[np.int64],
+    recorded: NDArray[np.int64],
     ends: NDArray[np.int64],
     /,
 ) -> None: ...

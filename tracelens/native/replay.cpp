@@ -1,4 +1,4 @@
-// The ends of a replayed segment's rows, as what_if.replay.schedule says it.
+// The ends of a replayed segment's rows, and sums along its chains, as what_if.replay.schedule says it.
 #include "core.h"
 
 #include <algorithm>
@@ -6,15 +6,15 @@
 namespace core {
 
 PyObject *replay(PyObject *, PyObject *args) {
-    Array<const std::int64_t> first, first_lag, second, second_lag, more, ready, until;
+    Array<const std::int64_t> first, first_lag, second, second_lag, more, ready, recorded;
     Array<std::int64_t> ends;
     if (!PyArg_ParseTuple(args, "O&O&O&O&O&O&O&O&", first.convert, &first, first_lag.convert, &first_lag,
                           second.convert, &second, second_lag.convert, &second_lag, more.convert, &more,
-                          ready.convert, &ready, until.convert, &until, ends.convert, &ends))
+                          ready.convert, &ready, recorded.convert, &recorded, ends.convert, &ends))
         return nullptr;
     const std::size_t rows = first.size();
     for (std::size_t size : {first_lag.size(), second.size(), second_lag.size(), more.size(), ready.size(),
-                             until.size()})
+                             recorded.size()})
         if (size != rows) return PyErr_Format(PyExc_ValueError, "arrays of %zu and %zu rows", rows, size);
     if (ends.size() < rows) return PyErr_Format(PyExc_ValueError, "%zu ends of %zu rows", ends.size(), rows);
 
@@ -31,11 +31,36 @@ PyObject *replay(PyObject *, PyObject *args) {
             }
             const std::int64_t allowed = std::max(ends[source] + first_lag[row], ends[other] + second_lag[row]);
             const std::int64_t end = allowed + more[row];
-            ends[position] = end < until[row] && allowed >= ready[row] ? until[row] : end;
+            ends[position] = end < recorded[row] && allowed >= ready[row] ? recorded[row] : end;
         }
     });
     if (!done) return nullptr;
     if (!is_ordered) return PyErr_Format(PyExc_ValueError, "a row waits for one that is not before it");
+    Py_RETURN_NONE;
+}
+
+PyObject *accumulate(PyObject *, PyObject *args) {
+    Array<const std::int64_t> before;
+    Array<std::int64_t> total;
+    if (!PyArg_ParseTuple(args, "O&O&", before.convert, &before, total.convert, &total)) return nullptr;
+    const std::size_t rows = total.size();
+    if (before.size() != rows)
+        return PyErr_Format(PyExc_ValueError, "arrays of %zu and %zu rows", rows, before.size());
+
+    bool is_ordered = true;
+    const bool done = unlocked([&] {
+        for (std::size_t row = 0; row < rows; ++row) {
+            if (before[row] < 0) continue;
+            const auto source = static_cast<std::size_t>(before[row]);
+            if (source >= row) {
+                is_ordered = false;
+                return;
+            }
+            total[row] += total[source];
+        }
+    });
+    if (!done) return nullptr;
+    if (!is_ordered) return PyErr_Format(PyExc_ValueError, "a row follows one that is not before it");
     Py_RETURN_NONE;
 }
 

@@ -141,7 +141,7 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def lockstep(self) -> Int:
         """Index in `ranks` of the lowest that each rank meets in collectives, itself or through others."""
-        arrivals = np.flatnonzero(self.edge == Edge.ARRIVAL)
+        arrivals = self.edges(Edge.ARRIVAL)
         rank, met = self.rank[self.src[arrivals]], self.dst[arrivals]
         lowest = np.arange(len(self.ranks))
         while True:
@@ -165,7 +165,7 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     def stretch(self) -> Int:
         """A number for the stretch of a thread that each node is in; it ends where another thread resumes."""
         first = np.arange(len(self))
-        host_time = self.edge == Edge.HOST
+        host_time = self.edges(Edge.HOST)
         first[self.dst[host_time]] = self.src[host_time]
         while ((further := first.take(first)) != first).any():
             first = further
@@ -175,9 +175,22 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     def launched(self) -> Int:
         """The work that each node launches, -1 for none; of several the last."""
         launched = np.full(len(self), -1, dtype=np.int64)
-        launch = self.edge == Edge.LAUNCH
+        launch = self.edges(Edge.LAUNCH)
         launched[self.src[launch]] = self.dst[launch]
         return launched
+
+    def edges(self, kind: Edge) -> Int:
+        """Edges of a kind, ascending."""
+        return self._edges.get(kind, np.zeros(0, dtype=np.int64))
+
+    def edges_to(self, kind: Edge, nodes: Bool) -> Int:
+        """Edges of a kind to nodes under a mask, ascending."""
+        edges = self.edges(kind)
+        return edges[nodes.take(self.dst.take(edges))]
+
+    @cached_property
+    def _edges(self) -> dict[int, Int]:
+        return rows_by_code(self.edge)
 
     def is_edge(self, *kinds: Edge) -> Bool:
         """Mask of the edges of these kinds."""

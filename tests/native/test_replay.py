@@ -88,20 +88,3 @@ def test_a_row_that_is_ready_late_enough_ends_no_sooner_than_it_did() -> None:
 def test_what_cannot_be_replayed(columns: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match=r"rows|before it"):
         replay([0, 0, 0], **columns)
-
-
-def accumulated(before: list[int], values: list[int]) -> list[int]:
-    native, total = core(), np.array(values, dtype=np.int64)
-    assert native is not None
-    native.accumulate(np.array(before, dtype=np.int64), total)
-    return total.tolist()
-
-
-def test_a_total_is_that_of_the_row_before_and_its_own() -> None:
-    assert accumulated([-1, 0, -1, 1, 1], [1, 2, 4, 8, 16]) == [1, 3, 4, 11, 19]
-
-
-@pytest.mark.parametrize("before", [[-1, 1], [1, -1], [-1, 2], [-1]])
-def test_what_cannot_be_accumulated(before: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"rows|before it"):
-        accumulated(before, [0, 0])

@@ -25,8 +25,8 @@ class Scanner:
         values of ops.
         """
 
-def accumulate(before: NDArray[np.int64], total: NDArray[np.int64], /) -> None:
-    """Add to the value of each row the total of the row before it, -1 for none, in place."""
+def ancestor_sums(parent: NDArray[np.int64], total: NDArray[np.int64], /) -> None:
+    """Add to each value the sums of its ancestors, in place; parents stand before their rows."""
 
 def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...
 def nest(

@@ -10,7 +10,7 @@
 
 namespace core {
 
-PyObject *accumulate(PyObject *, PyObject *args);
+PyObject *ancestor_sums(PyObject *, PyObject *args);
 PyObject *nearest(PyObject *, PyObject *args);
 PyObject *nest(PyObject *, PyObject *args);
 PyObject *renumber(PyObject *, PyObject *args);

@@ -6,7 +6,7 @@
 #endif
 
 static PyMethodDef methods[] = {
-    {"accumulate", core::accumulate, METH_VARARGS, nullptr},
+    {"ancestor_sums", core::ancestor_sums, METH_VARARGS, nullptr},
     {"nearest", core::nearest, METH_VARARGS, nullptr},
     {"nest", core::nest, METH_VARARGS, nullptr},
     {"replay", core::replay, METH_VARARGS, nullptr},

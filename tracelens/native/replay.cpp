@@ -1,4 +1,4 @@
-// The ends of a replayed segment's rows, and sums along its chains, as what_if.replay.schedule says it.
+// The ends of a replayed segment's rows, as what_if.replay.schedule says it.
 #include "core.h"
 
 #include <algorithm>
@@ -36,31 +36,6 @@ PyObject *replay(PyObject *, PyObject *args) {
     });
     if (!done) return nullptr;
     if (!is_ordered) return PyErr_Format(PyExc_ValueError, "a row waits for one that is not before it");
-    Py_RETURN_NONE;
-}
-
-PyObject *accumulate(PyObject *, PyObject *args) {
-    Array<const std::int64_t> before;
-    Array<std::int64_t> total;
-    if (!PyArg_ParseTuple(args, "O&O&", before.convert, &before, total.convert, &total)) return nullptr;
-    const std::size_t rows = total.size();
-    if (before.size() != rows)
-        return PyErr_Format(PyExc_ValueError, "arrays of %zu and %zu rows", rows, before.size());
-
-    bool is_ordered = true;
-    const bool done = unlocked([&] {
-        for (std::size_t row = 0; row < rows; ++row) {
-            if (before[row] < 0) continue;
-            const auto source = static_cast<std::size_t>(before[row]);
-            if (source >= row) {
-                is_ordered = false;
-                return;
-            }
-            total[row] += total[source];
-        }
-    });
-    if (!done) return nullptr;
-    if (!is_ordered) return PyErr_Format(PyExc_ValueError, "a row follows one that is not before it");
     Py_RETURN_NONE;
 }
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, host_names, named, threads
 from tracelens.analysis.roofline import with_surroundings
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, isin, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
@@ -370,19 +370,18 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     own_time = graph.host_time[graph.lag[graph.host_time] > 0]
     rank_of = graph.rank[graph.dst[own_time]]
     for rank, idle in enumerate(context.read(host_idle)):
-        chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once
+        rows = np.flatnonzero((idle.cause == CODE[cause]) & ~idle.once if cause else idle.once)
+        if not len(rows):
+            continue
         edges = own_time[rank_of == rank]
         lane = thread[graph.dst[edges]]
         if graph.ranks[rank].cpu_only:  # no thread of it works in these pauses
-            rows, lane = np.flatnonzero(chosen), np.zeros(len(edges), dtype=np.int64)
-            of_rows = np.zeros(len(rows), dtype=np.int64)
+            lane, of_rows = np.zeros(len(edges), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
         else:
             points = graph.nodes(rank, Node.POINT)
             event, first = np.unique(graph.event[points], return_index=True)
-            rows = np.flatnonzero(chosen & np.isin(idle.launch, event))
+            rows = rows[isin(idle.launch[rows], event)]
             of_rows = thread[points[first[np.searchsorted(event, idle.launch[rows])]]]
-        if not len(rows):
-            continue
         pieces = Covered(of_rows, idle.start[rows], idle.end[rows])
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(lane, end_ns - graph.lag[edges], end_ns)
@@ -398,7 +397,9 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
 
 def _shorten(graph: RunGraph, edit: Edit, saved: Int) -> None:
     """Lags are shorter by their measured share, so that the order of several scenarios does not matter."""
-    edit.lag = np.rint(edit.lag * (1 - saved / np.maximum(graph.lag, 1))).astype(np.int64)
+    edges = np.flatnonzero(saved)
+    share = saved[edges] / np.maximum(graph.lag[edges], 1)
+    edit.lag[edges] = np.rint(edit.lag[edges] * (1 - share)).astype(np.int64)
 
 
 @detector(

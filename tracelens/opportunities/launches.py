@@ -357,11 +357,14 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     waits = np.zeros(len(graph), dtype=bool)
     sync = graph.edges(Edge.SYNC)
     waits[graph.dst[sync[edit.kept[sync]]]] = True
-    follows = lookup(launches, before, False)
+    nodes = np.flatnonzero(launches)
+    previous_nodes = before[nodes]
+    follows = lookup(launches, previous_nodes, False)
     # A call that no longer waits for anything splits nothing.
-    passed = lookup((graph.kind == Node.WAITED) & ~waits, before, False)
-    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
-    captured = launches & follows
+    passed = lookup((graph.kind == Node.WAITED) & ~waits, previous_nodes, False)
+    follows |= passed & lookup(launches, lookup(before, lookup(before, previous_nodes, -1), -1), False)
+    captured = np.zeros(len(graph), dtype=bool)
+    captured[nodes[follows]] = True
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
     drop_host_time(graph, edit, previous[captured[graph.dst[previous]]])

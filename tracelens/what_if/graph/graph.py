@@ -231,6 +231,8 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
         One more for kind -1, 0.
         """
+        if delay is self.delay:
+            return self._usual_delays
         usual = self._usual_delays.copy()
         for kind in unique(self.bound_by[(delay != self.delay) & (self.bound_by >= 0)]).tolist():
             usual[kind] = self._median(delay, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
+from tracelens.table import ancestor_sums
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
 
@@ -139,11 +141,12 @@ class StepReplay:
 
     def _behind(self, begin: Int, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank from its begin, ns."""
-        ends = np.split(schedule.ends(self.segment.enders), self._first_ender[1:])
+        ends = iter(schedule.ends(self.segment.enders).tolist())
         result = []
-        for begin_ns, of_rank, border in zip(begin.tolist(), ends, self.window.end, strict=True):
-            latest = int(np.argmax(of_rank))
-            result.append(Extent(begin_ns, int(of_rank[latest]), int(border.node[latest]), schedule))
+        for begin_ns, border in zip(begin.tolist(), self.window.end, strict=True):
+            of_rank = list(islice(ends, len(border.node)))
+            end_ns = max(of_rank)
+            result.append(Extent(begin_ns, end_ns, int(border.node[of_rank.index(end_ns)]), schedule))
         return result
 
     def _left_behind(self, end: Int, done: Int) -> tuple[Int, Int]:
@@ -242,11 +245,12 @@ class EditedSegment:
     @cached_property
     def _dur(self) -> Int:
         """Of the node of each row, ns."""
-        return self.edit.dur.take(self.reduction.node)
+        dur: Int = self.edit.dur.take(self.reduction.node)
+        return dur
 
     @cached_property
     def recorded(self) -> Int:
-        """When each row ends if its node starts as recorded, ns; `NEVER` if it is not the last of its node."""
+        """When each row ends if its node starts as recorded, ns; `NEVER` for all but the last of a node."""
         end: Int = self.reduction.start + self._dur
         end[self.reduction.inner] = NEVER
         return end
@@ -259,18 +263,16 @@ class EditedSegment:
     def waits(self, delays: Delays) -> tuple[Int, Int]:
         """What each row adds from when it is ready, and from when on it ends as recorded at least, ns."""
         if self._waits is None or self._waits[0] != delays:
-            known, more = self.reduction, self._dur
+            known = self.reduction
             delay = self.edit.delay.take(known.node)
+            ready, kept = known.start - delay, np.zeros_like(delay)
             if delays == "high":
-                more, ready = more + delay, np.full(known.rows, FOREVER)
-            else:
-                ready = known.start - delay
-            if delays == "typical":
+                ready, kept = np.full(known.rows, FOREVER), delay
+            elif delays == "typical":
                 usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(known.node))
-                more = more + np.minimum(delay, usual)
-            if len(known.inner):
-                more = more.copy()
-                more[known.inner] = 0
+                kept = np.minimum(delay, usual)
+            more = self._dur + kept
+            more[known.inner] = 0
             ready[self._free] = 2 * NEVER
             self._waits = delays, (more, ready)
         return self._waits[1]
@@ -453,7 +455,7 @@ class Reduction:
         self.node, self.rows = core[of_core], len(of_core)  # of each row, and their number
         is_last = np.append(of_core[1:] != of_core[:-1], True)[: self.rows]
         self._last, self.inner = np.flatnonzero(is_last), np.flatnonzero(~is_last)  # rows of a node
-        self._without_edges = self._last[count[~is_chained] == 0]
+        self._without_edges: Int = self._last[count[~is_chained] == 0]
         self.start = graph.start[self.node]
 
         # Of each node: its position among the ends, 0 for none, and its number among the chained ones. A
@@ -462,8 +464,9 @@ class Reduction:
         self._position[core - begin] = 1 + len(self.outside) + self._last
         self._number = np.full(self._span + 1, -1)
         self._number[self.chained - begin] = np.arange(len(self.chained))
-        position, self._up = self.known(graph.src[self.chained_edge])
-        self._position[self.chained - begin] = self._along_chains(np.where(self._up < 0, position, 0))
+        position, self._before = self.known(graph.src[self.chained_edge])
+        first = np.where(self._before < 0, position, 0)
+        self._position[self.chained - begin] = ancestor_sums(self._before, first)
 
         # What each row waits for: two edges of its node, or the row before and one edge.
         edge, edges = graph.first[self.node], count[~is_chained][of_core]
@@ -503,37 +506,13 @@ class Reduction:
         kept = edit.kept[self.edges]
         waits = np.zeros(len(self.computed), dtype=bool)
         waits[self._owner[kept]] = True
-        return self._last[~waits[self._is_core]]
+        free: Int = self._last[~waits[self._is_core]]
+        return free
 
     def beyond_roots(self, edit: Edit) -> Int:
         """How long after the end before its chain each chained node ends, ns; one more for -1, 0."""
         own = edit.lag.take(self.chained_edge) + edit.dur.take(self.chained)
-        return np.append(self._along_chains(own), 0)
-
-    def _along_chains(self, values: Int) -> Int:
-        """The sum of the values of each chained node and of those before it in its chain."""
-        if native := native_core():
-            total = values.copy()
-            native.accumulate(self._up, total)
-            return total
-        total = np.append(values, 0)
-        for up in self._jumps:
-            total += total.take(up)
-        return total[:-1]
-
-    @cached_property
-    def _jumps(self) -> list[Int]:
-        """Number of the chained node that is one node before each in its chain, then two, four, and so on.
-
-        One more without a value stands before the first ones.
-        """
-        none = len(self._up)
-        up = np.append(np.where(self._up < 0, none, self._up), none)
-        jumps = []
-        while (up != none).any():
-            jumps.append(up)
-            up = up[up]
-        return jumps
+        return np.append(ancestor_sums(self._before, own), 0)
 
     def lags(self, edit: Edit, beyond: Int) -> tuple[Int, Int]:
         """The lag of both sides of each row, from the ends that they wait for."""

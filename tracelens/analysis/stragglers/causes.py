@@ -125,7 +125,6 @@ _LEAST_CALLS = 1e-9  # no division by zero
 _EXPERTS = re.compile(r"grouped_mm|grouped_gemm|moe|expert|permute", re.IGNORECASE)
 _SHOWN = 80  # characters of an op or its arguments
 _SHAPE = re.compile(r"\[([\d,]+)\]")
-_SIZE = re.compile(r"(?<=[\[,])(\d*)(?=[\],])")
 
 
 class StragglerVerdict(Struct, frozen=True):
@@ -941,10 +940,11 @@ def _with_one_size_open(arguments: str) -> set[str]:
     ['bf16[*,64] bf16[64,*]', 'bf16[96,*] bf16[*,96]']
     """
     sizes = {size for shape in _SHAPE.findall(arguments) for size in shape.split(",")}
-    words = _SIZE.split(arguments)
     telling = sizes - {"1"}
+    # Each size between marks, where it is no part of another one.
+    marked = arguments.replace("[", "[\0").replace(",", "\0,\0").replace("]", "\0]")
     return {
-        "".join(["*" if word == size else word for word in words])
+        marked.replace(f"\0{size}\0", "*").replace("\0", "")
         for size in sizes
         if len(telling) > (size in telling)
     }

@@ -216,9 +216,9 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
     def last_edges(self, lag: Int) -> Int:
         """The edge that each node would have waited for last with these lags, -1 for none."""
-        order = ordered(self.dst, self.end[self.src] + lag)
-        last = np.full(len(self), -1, dtype=np.int64)
-        last[self.dst[order]] = order
+        allowed_ns, last = self.end[self.src] + lag, np.full(len(self), -1, dtype=np.int64)
+        latest = np.flatnonzero(allowed_ns == ready_times(self.start, self.first, allowed_ns)[self.dst])
+        last[self.dst[latest]] = latest  # of several values for a node the last one stays
         return last
 
     @cached_property
@@ -335,7 +335,7 @@ class Draft(Struct):
             collective=collective,
             start=start,
             dur=dur,
-            delay=unexplained_delays(start, dur, src, dst, lag, first),
+            delay=start - ready_times(start, first, (start + dur)[src] + lag),
             src=src,
             dst=dst,
             lag=lag,
@@ -400,14 +400,17 @@ def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:
     return [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
 
 
-def unexplained_delays(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
-    """How much later each node started than its edges allowed; 0 for one without edges."""
-    ready = start.copy()
-    waits = first[1:] > first[:-1]
-    if waits.any():
-        ready_ns = (start + dur)[src] + lag
-        ready[waits] = np.maximum.reduceat(ready_ns, first[:-1][waits])
-    return start - ready
+def ready_times(start: Int, first: Int, allowed_ns: Int) -> Int:
+    """When the edges of each node allow it to start; when it started if it has none.
+
+    Args:
+        start: of each node, ns.
+        first: edges of node i are first[i] to first[i + 1].
+        allowed_ns: when each edge allows its node to start.
+    """
+    ready, waits = start.copy(), np.flatnonzero(first[1:] > first[:-1])
+    ready[waits] = np.maximum.reduceat(allowed_ns, first[waits])
+    return ready
 
 
 def _whole_ns(changed: NDArray[np.floating[Any]], before: Int) -> Int:

@@ -365,6 +365,22 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
+    edges, saved_ns = context.once(_idle_behind_host, cause)
+    if not len(edges):
+        why = cause or "something that happened once"
+        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
+    _shorten(context.graph, edit, edges, saved_ns)
+    return (
+        f"the host does this at another time: {duration(int(saved_ns.sum()))} in {len(edges):,} pauses with "
+        "an idle GPU disappear, over all ranks; host time during GPU work stays"
+    )
+
+
+def _idle_behind_host(context: ScenarioContext, cause: str) -> tuple[Int, Int]:
+    """Edges with the host's time in which the GPU is idle for a cause, "" for all that happened once.
+
+    And how long it is in each, ns.
+    """
     graph, thread = context.graph, context.graph.stretch
     saved = np.zeros(len(graph.edge), dtype=np.int64)
     own_time = graph.host_time[graph.lag[graph.host_time] > 0]
@@ -385,20 +401,13 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
         pieces = Covered(of_rows, idle.start[rows], idle.end[rows])
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(lane, end_ns - graph.lag[edges], end_ns)
-    if not saved.any():
-        why = cause or "something that happened once"
-        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
-    _shorten(graph, edit, saved)
-    return (
-        f"the host does this at another time: {duration(int(saved.sum()))} in {int((saved > 0).sum()):,} "
-        "pauses with an idle GPU disappear, over all ranks; host time during GPU work stays"
-    )
-
-
-def _shorten(graph: RunGraph, edit: Edit, saved: Int) -> None:
-    """Lags are shorter by their measured share, so that the order of several scenarios does not matter."""
     edges = np.flatnonzero(saved)
-    share = saved[edges] / np.maximum(graph.lag[edges], 1)
+    return edges, saved[edges]
+
+
+def _shorten(graph: RunGraph, edit: Edit, edges: Int, saved_ns: Int) -> None:
+    """Lags are shorter by their measured share, so that the order of several scenarios does not matter."""
+    share = saved_ns / np.maximum(graph.lag[edges], 1)
     edit.lag[edges] = np.rint(edit.lag[edges] * (1 - share)).astype(np.int64)
 
 
@@ -512,8 +521,8 @@ def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         caller = graph.ranks[rank].lane[graph.slot[graph.dst[edges]]]
         saved[edges] = collecting.covered(caller, end_ns - graph.lag[edges], end_ns)
-    if not saved.any():
+    edges = np.flatnonzero(saved)
+    if not len(edges):
         raise NotApplicable("no garbage collection recorded between host calls")
-    _shorten(graph, edit, saved)
-    pauses = int((saved > 0).sum())
-    return f"removes {pauses:,} garbage-collection pauses, {saved.sum() / 1e6:,.3f} ms over all ranks"
+    _shorten(graph, edit, edges, saved[edges])
+    return f"removes {len(edges):,} garbage-collection pauses, {saved.sum() / 1e6:,.3f} ms over all ranks"

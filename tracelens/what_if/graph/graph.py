@@ -128,9 +128,11 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
     def last_on_lanes(self, nodes: Int) -> Int:
         """Of these nodes the one that ends last on each thread and stream, as recorded; -1 for none."""
-        last = np.full(self.lanes, -1, dtype=np.int64)
-        in_order = nodes[np.argsort(self.end[nodes], kind="stable")]
-        last[self.lane[in_order]] = in_order
+        last, latest = np.full((2, self.lanes), [[-1], [np.iinfo(np.int64).min]])
+        lane, end = self.lane[nodes], self.end[nodes]
+        np.maximum.at(latest, lane, end)
+        is_last = end == latest[lane]
+        last[lane[is_last]] = nodes[is_last]  # of several values for a lane the last one stays
         return last
 
     def shifted_ends(self, nodes: Int, shift: Int | None) -> Int:
@@ -234,7 +236,8 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
         if delay is self.delay:
             return self._usual_delays
         usual = self._usual_delays.copy()
-        for kind in unique(self.bound_by[(delay != self.delay) & (self.bound_by >= 0)]).tolist():
+        changed = unique(self.bound_by[np.flatnonzero(delay != self.delay)])
+        for kind in changed[changed >= 0].tolist():
             usual[kind] = self._median(delay, kind)
         return usual
 
@@ -324,7 +327,7 @@ class Draft(Struct):
         by_node = np.flatnonzero(kept)[ordered(dst[kept])]
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
         kind, rank, event, work, slot, collective, start, dur = (column[order] for column in columns)
-        first = np.searchsorted(dst, np.arange(len(order) + 1))
+        first = np.append(0, np.cumsum(np.bincount(dst, minlength=len(order))))
         graph = RunGraph(
             ranks=tuple(ranks),
             kind=kind.astype(np.int8),

@@ -119,7 +119,8 @@ class Projection(Struct, frozen=True, eq=False, dict=True):
         """The step with as little and as much host time as it may have; see `ProfilerShare`."""
         projector = self._projector
         extremes = projector.share.extremes(projector.graph, projector.base_edit, self.edit)
-        return [projector.replayed_ns(extreme) for extreme in extremes]
+        replays = [projector.step.replayed(self._edited.with_lag(extreme.lag)) for extreme in extremes]
+        return [mean_ns(replay.dur) for replay in replays]
 
 
 class Projector:

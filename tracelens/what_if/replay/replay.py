@@ -524,7 +524,8 @@ def durations_only(graph: RunGraph) -> Edit:
 
 def kind_of(graph: RunGraph) -> Int:
     """Code into KINDS of each node."""
-    kind = np.where(np.isin(graph.kind, (Node.POINT, Node.WAITED)), 2, 1)
+    is_call = np.isin(np.arange(len(Node)), (Node.POINT, Node.WAITED))
+    kind = np.where(is_call, 2, 1)[graph.kind]
     for nodes, rank in zip(graph.of_rank, graph.ranks, strict=True):
         work = nodes[graph.kind[nodes] == Node.WORK]
         kind[work] = rank.is_comm[graph.work[work]].astype(np.int64)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
@@ -233,14 +235,23 @@ class EditedSegment:
     """A segment with an edit, which must not change any more; what its replays have in common is kept."""
 
     def __init__(self, segment: ReplaySegment, edit: Edit) -> None:
-        self.segment, self.edit, self.graph = segment, edit, segment.graph
-        self.reduction = segment.reduction
+        self.segment, self.graph, self.reduction = segment, segment.graph, segment.reduction
         if not self.reduction.fits(edit):
             cut = edit.delay != 0
             cut[self.graph.dst[~edit.kept]] = True
             self.reduction = Reduction(segment, cut[segment.computed])
-        self.beyond = self.reduction.beyond_roots(edit)
         self._waits: tuple[Delays, tuple[Int, Int]] | None = None  # those asked for last
+        self._take(edit)
+
+    def _take(self, edit: Edit) -> None:
+        self.edit, self.beyond = edit, self.reduction.beyond_roots(edit)
+        self.lags = self.reduction.lags(edit, self.beyond)
+
+    def with_lag(self, lag: Int) -> EditedSegment:
+        """The segment with the same edit but for its lags; what does not depend on them is shared."""
+        other = copy(self)
+        other._take(replace(self.edit, lag=lag))
+        return other
 
     @cached_property
     def _dur(self) -> Int:
@@ -256,6 +267,14 @@ class EditedSegment:
         return end
 
     @cached_property
+    def _usual_delay(self) -> Int:
+        """Of the node of each row, its delay as far as it is usual, ns."""
+        node = self.reduction.node
+        usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(node))
+        usual_delay: Int = np.minimum(self.edit.delay.take(node), usual)
+        return usual_delay
+
+    @cached_property
     def _free(self) -> Int:
         """The rows of nodes that wait for nothing."""
         return self.reduction.free(self.edit)
@@ -269,8 +288,7 @@ class EditedSegment:
             if delays == "high":
                 ready, kept = np.full(known.rows, FOREVER), delay
             elif delays == "typical":
-                usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(known.node))
-                kept = np.minimum(delay, usual)
+                kept = self._usual_delay
             more = self._dur + kept
             more[known.inner] = 0
             ready[self._free] = 2 * NEVER
@@ -282,15 +300,6 @@ class EditedSegment:
         position, number = self.reduction.known(nodes)
         return EndPlaces(position, self.beyond.take(number))
 
-    @cached_property
-    def lags(self) -> tuple[Int, Int]:
-        return self.reduction.lags(self.edit, self.beyond)
-
-    @cached_property
-    def lag_lists(self) -> tuple[list[int], list[int]]:
-        first, second = self.lags
-        return first.tolist(), second.tolist()
-
     def schedule(
         self, delays: Delays = "typical", shift: Int | None = None, early: Bool | None = None
     ) -> NodeSchedule:
@@ -301,7 +310,7 @@ class EditedSegment:
             shift: how much later than recorded each thread and stream was done before, ns.
             early: of each row, whether it counts as ready earlier than recorded in any case.
         """
-        known, recorded = self.reduction, self.recorded
+        known, lags, recorded = self.reduction, self.lags, self.recorded
         more, ready = self.waits(delays)
         if early is not None and early.any():
             recorded = np.where(early, NEVER, recorded)
@@ -309,7 +318,7 @@ class EditedSegment:
         ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
         if native := native_core():
             first, second = known.first.position, known.second.position
-            native.replay(first, self.lags[0], second, self.lags[1], more, ready, recorded, ends)
+            native.replay(first, lags.first, second, lags.second, more, ready, recorded, ends)
         else:
             self._fill(ends, more, ready, recorded)
         return NodeSchedule(self, ends, shift)
@@ -323,9 +332,9 @@ class EditedSegment:
         append = filled.append
         for source, lag, other, other_lag, more_ns, ready_ns, recorded_ns in zip(
             known.first.positions,
-            self.lag_lists[0],
+            self.lags.lists[0],
             known.second.positions,
-            self.lag_lists[1],
+            self.lags.lists[1],
             more.tolist(),
             (ready - begin).tolist(),
             (recorded - begin).tolist(),
@@ -411,6 +420,17 @@ class WaitedEnds(Struct, frozen=True, eq=False, dict=True):
     def positions(self) -> list[int]:
         positions: list[int] = self.position.tolist()
         return positions
+
+
+class RowLags(Struct, frozen=True, eq=False, dict=True):
+    """From the two ends that each row waits for, ns."""
+
+    first: Int
+    second: Int
+
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int]]:
+        return self.first.tolist(), self.second.tolist()
 
 
 class Reduction:
@@ -514,10 +534,8 @@ class Reduction:
         own = edit.lag.take(self.chained_edge) + edit.dur.take(self.chained)
         return np.append(ancestor_sums(self._before, own), 0)
 
-    def lags(self, edit: Edit, beyond: Int) -> tuple[Int, Int]:
-        """The lag of both sides of each row, from the ends that they wait for."""
-        first, second = (self._lag(side, edit, beyond) for side in (self.first, self.second))
-        return first, second
+    def lags(self, edit: Edit, beyond: Int) -> RowLags:
+        return RowLags(self._lag(self.first, edit, beyond), self._lag(self.second, edit, beyond))
 
     @staticmethod
     def _lag(side: WaitedEnds, edit: Edit, beyond: Int) -> Int:

@@ -332,8 +332,9 @@ def scaled(graph: RunGraph, edit: Edit, factor: float, pauses: float = 1.0) -> E
     host_time = graph.host_time
     result = replace(edit, lag=edit.lag.copy())
     lag = edit.lag[host_time]
-    pause = np.maximum(lag - PAUSE_NS, 0)
-    result.lag[host_time] = times(lag - pause, factor) + times(pause, pauses)
+    changed, paused = times(np.minimum(lag, PAUSE_NS), factor), np.flatnonzero(lag > PAUSE_NS)
+    changed[paused] += times(lag[paused] - PAUSE_NS, pauses)
+    result.lag[host_time] = changed
     return result
 
 

@@ -612,11 +612,9 @@ def carried(
 def weighted_median(values: Float, weight: Float) -> Float:
     """Median of each column, each row counting by its weight; by 1 where nothing has any."""
     weight = weight if weight.sum() > 0 else np.ones(len(weight))
-    order = np.argsort(values, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, axis=0)
-    reached = np.cumsum(weight[order], axis=0)
+    order, columns = np.argsort(values, axis=0, kind="stable"), np.arange(values.shape[1])
+    ordered, reached = values[order, columns], np.cumsum(weight[order], axis=0)
     half = reached[-1] / 2
-    columns = np.arange(values.shape[1])
     low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
     result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
     return result

@@ -496,10 +496,9 @@ def durations_only(graph: RunGraph) -> Edit:
     binds = np.zeros(len(graph.edge), dtype=bool)
     binds[graph.binding[graph.binding >= 0]] = True
     # Kernels of a graph after its first wait for others of the graph.
-    launches = graph.edges(Edge.LAUNCH)
-    later = np.ones(len(launches), dtype=bool)
-    later[np.unique(graph.src[launches], return_index=True)[1]] = False
-    binds[launches[later]] = False
+    launches, first = graph.edges(Edge.LAUNCH), np.full(len(graph), -1)
+    first[graph.src[launches[::-1]]] = launches[::-1]  # of several values for a node the last one stays
+    binds[launches[first[graph.src[launches]] != launches]] = False
     name, unresolved = np.full(len(graph), -1), np.zeros(len(graph), dtype=bool)
     for index, (nodes, rank) in enumerate(zip(graph.of_rank, graph.ranks, strict=True)):
         name[nodes] = lookup(rank.name.codes, graph.slot[nodes], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 
 from tests.architecture.source import ROOT
@@ -32,3 +33,12 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch, value: str, is_pure
     monkeypatch.setenv(PURE, value)
     assert (core() is None) == is_pure
     assert core_name() == ("pure Python core" if is_pure else "native core")
+
+
+@pytest.mark.parametrize("parent", [[-1, 1], [1, -1], [-1, 2], [-1]])
+def test_sums_need_parents_before_their_rows(parent: list[int]) -> None:
+    native = core()
+    if native is None:
+        pytest.skip("the native core is not built")
+    with pytest.raises(ValueError, match=r"rows|before its row"):
+        native.ancestor_sums(np.array(parent, dtype=np.int64), np.zeros(2, dtype=np.int64))

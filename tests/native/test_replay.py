@@ -51,7 +51,7 @@ def test_both_cores_replay_to_the_same_times(drawing: Drawing, data: st.DataObje
                 np.testing.assert_array_equal(ours, theirs)
 
 
-COLUMNS = ("first", "first_lag", "second", "second_lag", "more", "ready", "until")
+COLUMNS = ("first", "first_lag", "second", "second_lag", "more", "ready", "recorded")
 
 
 def rows(**columns: list[int]) -> list[np.ndarray]:
@@ -72,7 +72,7 @@ def test_a_row_ends_after_the_later_of_two() -> None:
 
 
 def test_a_row_that_is_ready_late_enough_ends_no_sooner_than_it_did() -> None:
-    assert replay([10, 0, 0], ready=[10, 11], until=[30, 30]) == [10, 30, 10]
+    assert replay([10, 0, 0], ready=[10, 11], recorded=[30, 30]) == [10, 30, 10]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import draw
-from tracelens.table import nearest, subtree_sums
+from tracelens.table import ancestor_sums, nearest, subtree_sums
 from tracelens.trace import nest
 from tracelens.trace.links import TOLERANCE_NS
 
@@ -131,6 +131,25 @@ def test_nearest_climbs_to_the_chosen(spans: list[Span], chosen: list[bool]) -> 
         while ancestor >= 0 and not mask[ancestor]:
             ancestor = parent[ancestor]
         assert got[row] == ancestor
+
+
+@given(spans, st.lists(st.integers(0, 5), min_size=12, max_size=12), st.booleans())
+def test_ancestor_sums(spans: list[Span], numbers: list[int], parents_first: bool) -> None:
+    parent, values = (
+        np.array(nested(spans)[0], dtype=np.int64),
+        np.array(numbers[: len(spans)], dtype=np.int64),
+    )
+    if not parents_first:
+        parent, values = np.where(parent < 0, -1, len(parent) - 1 - parent)[::-1], values[::-1]
+    before = values.tolist()
+    want = []
+    for row in range(len(spans)):
+        total, ancestor = 0, row
+        while ancestor >= 0:
+            total, ancestor = total + before[ancestor], int(parent[ancestor])
+        want.append(total)
+    assert ancestor_sums(parent, values).tolist() == want
+    assert values.tolist() == before, "the argument was changed"
 
 
 @given(spans, st.lists(st.integers(0, 5), min_size=12, max_size=12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw_run
 from tests.what_if.replays import assert_identity
-from tracelens.what_if import Edit
-from tracelens.what_if.replay.schedule import schedule
+from tracelens.what_if import Edit, ScenarioContext
+from tracelens.what_if.graph import build
+from tracelens.what_if.replay import schedule
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -42,7 +44,7 @@ def test_what_takes_less_time_delays_nothing(drawing: Drawing, data: st.DataObje
     for index in dropped:
         if index < len(edit.kept) and (graph.dst[edit.kept] == graph.dst[index]).sum() > 1:
             more.kept[index] = False
-    low, typical, high = (schedule(graph, more, delays) for delays in ("low", "typical", "high"))
+    low, typical, high = (schedule.schedule(graph, more, delays) for delays in ("low", "typical", "high"))
     assert (low.end <= typical.end).all()
     assert (typical.end <= high.end).all()
     assert (high.end <= graph.end).all()
@@ -54,7 +56,44 @@ def test_what_takes_longer_hastens_nothing(drawing: Drawing, data: st.DataObject
     edit = Edit.of(graph)
     node = data.draw(st.integers(0, len(graph) - 1))
     edit.dur[node] += data.draw(st.integers(1, 10_000))
-    low, typical, high = (schedule(graph, edit, delays) for delays in ("low", "typical", "high"))
+    low, typical, high = (schedule.schedule(graph, edit, delays) for delays in ("low", "typical", "high"))
     assert (graph.end <= low.end).all()
     assert (low.end <= typical.end).all()
     assert (typical.end <= high.end).all()
+
+
+@given(drawings, st.data())
+def test_other_lags_of_an_edit_are_replayed_as_an_edit_of_their_own(
+    drawing: Drawing, data: st.DataObject
+) -> None:
+    recorded = build(draw_run(drawing.text))
+    graph, edit = recorded.graph, Edit.of(recorded.graph)
+    for values in (edit.dur, edit.delay):
+        for row in data.draw(st.sets(st.integers(0, len(graph) - 1), max_size=3)):
+            values[row] //= 2
+    for edge in data.draw(st.sets(st.integers(0, max(len(edit.kept) - 1, 0)), max_size=2)):
+        edit.kept[edge : edge + 1] = False
+    segment = schedule.ReplaySegment(graph, data.draw(st.sampled_from([None, *recorded.windows])))
+    edited, shorter = schedule.EditedSegment(segment, edit), edit.lag // 2
+    kinds: tuple[schedule.Delays, ...] = ("typical", "low", "high")
+    for delays in kinds:
+        edited.schedule(delays)
+        other = Edit(edit.dur, edit.delay, shorter, edit.kept)
+        expected = schedule.EditedSegment(segment, other).schedule(delays).times
+        for ours, theirs in zip(edited.with_lag(shorter).schedule(delays).times, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert (
+            edited.schedule(delays).times.end == schedule.schedule(graph, edit, delays, segment).end
+        ).all()
+
+
+def test_what_no_edit_changes_is_made_once() -> None:
+    made: list[str] = []
+
+    def nodes(context: ScenarioContext, argument: str) -> int:
+        made.append(argument)
+        return len(context.graph)
+
+    context = ScenarioContext(build(draw_run("s7 a | --")))
+    assert [context.once(nodes, argument) for argument in "aba"] == [len(context.graph)] * 3
+    assert made == ["a", "b"]

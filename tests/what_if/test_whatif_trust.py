@@ -15,7 +15,7 @@ from tracelens.analysis.comm import SEND_RECV
 from tracelens.arrays import Bool
 from tracelens.what_if import Edge, Projector, ReplayedStep, ScenarioContext, whatif
 from tracelens.what_if.graph import Recorded, build
-from tracelens.what_if.graph.graph import unexplained_delays
+from tracelens.what_if.graph.graph import ready_times
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
@@ -77,7 +77,7 @@ def without(recorded: Recorded, missing: Bool) -> Recorded:
     graph = recorded.graph
     src, dst, lag, edge = (column[~missing] for column in (graph.src, graph.dst, graph.lag, graph.edge))
     first = np.searchsorted(dst, np.arange(len(graph) + 1))
-    delay = unexplained_delays(graph.start, graph.dur, src, dst, lag, first)
+    delay = graph.start - ready_times(graph.start, first, graph.end[src] + lag)
     return replace(
         recorded, graph=replace(graph, src=src, dst=dst, lag=lag, edge=edge, first=first, delay=delay)
     )

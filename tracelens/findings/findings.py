@@ -672,6 +672,23 @@ def _bounds(
     candidates: Sequence[SizedFinding], replayed: Sequence[Addition], base_ns: float, ranks: int
 ) -> list[Addition]:
     """What upper bounds add to all replayed findings; together no more than these leave of the step."""
+
+    def of_replayed(where: Union, rank: int) -> float:
+        """The share of some time of a rank that the replayed findings save."""
+        saved_ns = sum(
+            overlap_ns(where, other.detections[rank].where)
+            * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
+            for other, additional_ns in replayed
+            if rank in other.detections
+        )
+        return min(saved_ns / max(where.total, 1), 1.0)
+
+    rest = {  # share of the time of each candidate and rank that these leave
+        id(candidate): {
+            rank: 1 - of_replayed(detection.where, rank) for rank, detection in candidate.detections.items()
+        }
+        for candidate in candidates
+    }
     claimed: dict[int, Union] = {}
     left_ns = max(base_ns - sum(additional_ns for _, additional_ns in replayed), 0.0)
     result: list[Addition] = []
@@ -685,14 +702,9 @@ def _bounds(
                 for rank, detection in candidate.detections.items():
                     where, total = detection.where, max(detection.where.total, 1)
                     of_bounds = overlap_ns(where, claimed[rank]) if rank in claimed else 0
-                    of_replayed = sum(
-                        overlap_ns(where, other.detections[rank].where)
-                        * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
-                        for other, additional_ns in replayed
-                        if rank in other.detections
+                    free[rank] = (
+                        candidate.estimate_ns[rank] * (1 - of_bounds / total) * rest[id(candidate)][rank]
                     )
-                    free_ns = candidate.estimate_ns[rank] * (1 - of_bounds / total)
-                    free[rank] = free_ns * (1 - min(of_replayed / total, 1.0))
                 added.append((candidate, min(mean_of_ranks(free, ranks), candidate.saving.ns)))
             candidate, additional_ns = min(added, key=_precedence)
             remaining.remove(candidate)

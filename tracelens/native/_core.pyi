@@ -25,6 +25,9 @@ class Scanner:
         values of ops.
         """
 
+def ancestor_sums(parent: NDArray[np.int64], total: NDArray[np.int64], /) -> None:
+    """Add to each value the sums of its ancestors, in place; parents stand before their rows."""
+
 def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...
 def nest(
     thread: NDArray[np.int64],
@@ -43,7 +46,7 @@ def replay(
     second_lag: NDArray[np.int64],
     more: NDArray[np.int64],
     ready: NDArray[np.int64],
-    until: NDArray[np.int64],
+    recorded: NDArray[np.int64],
     ends: NDArray[np.int64],
     /,
 ) -> None: ...

@@ -10,6 +10,7 @@
 
 namespace core {
 
+PyObject *ancestor_sums(PyObject *, PyObject *args);
 PyObject *nearest(PyObject *, PyObject *args);
 PyObject *nest(PyObject *, PyObject *args);
 PyObject *renumber(PyObject *, PyObject *args);

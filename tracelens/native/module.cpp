@@ -6,6 +6,7 @@
 #endif
 
 static PyMethodDef methods[] = {
+    {"ancestor_sums", core::ancestor_sums, METH_VARARGS, nullptr},
     {"nearest", core::nearest, METH_VARARGS, nullptr},
     {"nest", core::nest, METH_VARARGS, nullptr},
     {"replay", core::replay, METH_VARARGS, nullptr},

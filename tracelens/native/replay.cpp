@@ -6,15 +6,15 @@
 namespace core {
 
 PyObject *replay(PyObject *, PyObject *args) {
-    Array<const std::int64_t> first, first_lag, second, second_lag, more, ready, until;
+    Array<const std::int64_t> first, first_lag, second, second_lag, more, ready, recorded;
     Array<std::int64_t> ends;
     if (!PyArg_ParseTuple(args, "O&O&O&O&O&O&O&O&", first.convert, &first, first_lag.convert, &first_lag,
                           second.convert, &second, second_lag.convert, &second_lag, more.convert, &more,
-                          ready.convert, &ready, until.convert, &until, ends.convert, &ends))
+                          ready.convert, &ready, recorded.convert, &recorded, ends.convert, &ends))
         return nullptr;
     const std::size_t rows = first.size();
     for (std::size_t size : {first_lag.size(), second.size(), second_lag.size(), more.size(), ready.size(),
-                             until.size()})
+                             recorded.size()})
         if (size != rows) return PyErr_Format(PyExc_ValueError, "arrays of %zu and %zu rows", rows, size);
     if (ends.size() < rows) return PyErr_Format(PyExc_ValueError, "%zu ends of %zu rows", ends.size(), rows);
 
@@ -31,7 +31,7 @@ PyObject *replay(PyObject *, PyObject *args) {
             }
             const std::int64_t allowed = std::max(ends[source] + first_lag[row], ends[other] + second_lag[row]);
             const std::int64_t end = allowed + more[row];
-            ends[position] = end < until[row] && allowed >= ready[row] ? until[row] : end;
+            ends[position] = end < recorded[row] && allowed >= ready[row] ? recorded[row] : end;
         }
     });
     if (!done) return nullptr;

@@ -244,8 +244,20 @@ def iterations(layer_pass: LayerPass) -> int:
     """Number of experts that a pass computes one by one, 0 if it does not."""
     if layer_pass.grouped or min((gemm.rows for gemm in layer_pass.gemms), default=-1) < 0:
         return 0
-    sizes = Counter((gemm.depth, gemm.columns) for gemm in layer_pass.gemms)
-    return min((count for count in sizes.values() if count >= LOOP_GEMMS), default=0)
+    return _experts(_rows_by_size(layer_pass))
+
+
+def _rows_by_size(layer_pass: LayerPass) -> dict[tuple[int, int], list[int]]:
+    """The size of each weight of a pass, (depth, columns), to the rows of its GEMMs."""
+    rows: dict[tuple[int, int], list[int]] = {}
+    for gemm in layer_pass.gemms:
+        rows.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
+    return rows
+
+
+def _experts(rows: Mapping[tuple[int, int], list[int]]) -> int:
+    """Number of experts with these GEMMs, 0 where they are too few for a loop."""
+    return min((len(of_size) for of_size in rows.values() if len(of_size) >= LOOP_GEMMS), default=0)
 
 
 def loop_iterations(trace: Trace) -> Int:
@@ -329,38 +341,42 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
         rates.append(rate)
         node, dur = work_nodes(graph, index), rank.dur.astype(float)
+        gemms_ns = []
         for loop in rank.loops:
-            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device), lost_rows)
+            loop_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device), lost_rows)
             if rank.is_masked:
-                gemms_ns += cleared_ns(loop.layer_pass, loop.phase, _bytes_per_s(device))
+                loop_ns += cleared_ns(loop.layer_pass, loop.phase, _bytes_per_s(device))
                 sorts[node[loop.gemms[:1]]] = True
+            # Its GEMMs share the time of the grouped ones as they shared the loop's.
             own_ns = dur[loop.gemms]
-            _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
-            _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
-            work[node[loop.removed]] = True
+            gemms_ns.append(loop_ns * own_ns / max(own_ns.sum(), 1))
+        gemms = np.concatenate([loop.gemms for loop in rank.loops])
+        kept = np.concatenate([loop.kept for loop in rank.loops])
+        _scale(edit, node[gemms], dur[gemms], np.concatenate(gemms_ns))
+        _scale(edit, node[kept], dur[kept], np.concatenate([loop.kept_ns for loop in rank.loops]))
+        work[node[np.concatenate([loop.removed for loop in rank.loops])]] = True
         points = graph.nodes(index, Node.POINT, Node.WAITED)
         calls = np.concatenate([loop.blocking_calls for loop in rank.loops])
         waits[points] = np.isin(graph.event[points], calls)
         passes += len(rank.loops)
     # Removed work and its calls go; a call does when all that it launched does.
-    launch = graph.edge == Edge.LAUNCH
     busy, idle = (np.zeros(len(graph), dtype=bool) for _ in range(2))
-    idle[graph.src[launch & work[graph.dst]]] = True
-    busy[graph.src[launch & ~work[graph.dst]]] = True
+    idle[graph.src[graph.edges_to(Edge.LAUNCH, work)]] = True
+    busy[graph.src[graph.edges_to(Edge.LAUNCH, ~work)]] = True
     point = (idle | waits) & ~busy
     launches = int((idle & ~busy).sum())
     usual = usual_host_share(graph, edit, point)
     added = ""
-    if op_ns := add_calls(graph, edit, graph.src[launch & sorts[graph.dst]], SORTING_OPS, point):
+    if op_ns := add_calls(graph, edit, graph.src[graph.edges_to(Edge.LAUNCH, sorts)], SORTING_OPS, point):
         added = (
             "; the grouped path of the transformers library clears rows around each GEMM, and sorts them in "
             f"{duration(SORTING_OPS * op_ns)} of host time a pass"
         )
     edit.dur[work] = 0
     edit.delay[work | point] = 0
-    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
-    edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
-    edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
+    edit.lag[graph.edges_to(Edge.HOST, point)] = 0
+    edit.lag[graph.edges_to(Edge.STREAM, work)] = 0
+    edit.kept[graph.edges_to(Edge.SYNC, waits)] = False
     source = (
         f"{share:g} of what the device achieves"
         if share
@@ -388,12 +404,9 @@ def grouped_gemm_ns(
     The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'. For
     each expert the GEMM takes as long as with `lost_rows` more rows.
     """
-    sizes: dict[tuple[int, int], list[int]] = {}
-    for gemm in layer_pass.gemms:
-        sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
-    experts = iterations(layer_pass)
-    total = 0.0
-    for (depth, columns), rows in sizes.items():
+    rows_by_size = _rows_by_size(layer_pass)
+    experts, total = _experts(rows_by_size), 0.0
+    for (depth, columns), rows in rows_by_size.items():
         # Gate and up projections of one size are separate GEMMs.
         weights = len(rows) / experts
         all_rows = sum(rows)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, host_names, named, threads
 from tracelens.analysis.roofline import with_surroundings
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, isin, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
@@ -365,40 +365,50 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
+    edges, saved_ns = context.once(_idle_behind_host, cause)
+    if not len(edges):
+        why = cause or "something that happened once"
+        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
+    _shorten(context.graph, edit, edges, saved_ns)
+    return (
+        f"the host does this at another time: {duration(int(saved_ns.sum()))} in {len(edges):,} pauses with "
+        "an idle GPU disappear, over all ranks; host time during GPU work stays"
+    )
+
+
+def _idle_behind_host(context: ScenarioContext, cause: str) -> tuple[Int, Int]:
+    """Edges with the host's time in which the GPU is idle for a cause, "" for all that happened once.
+
+    And how long it is in each, ns.
+    """
     graph, thread = context.graph, context.graph.stretch
     saved = np.zeros(len(graph.edge), dtype=np.int64)
     own_time = graph.host_time[graph.lag[graph.host_time] > 0]
     rank_of = graph.rank[graph.dst[own_time]]
     for rank, idle in enumerate(context.read(host_idle)):
-        chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once
+        rows = np.flatnonzero((idle.cause == CODE[cause]) & ~idle.once if cause else idle.once)
+        if not len(rows):
+            continue
         edges = own_time[rank_of == rank]
         lane = thread[graph.dst[edges]]
         if graph.ranks[rank].cpu_only:  # no thread of it works in these pauses
-            rows, lane = np.flatnonzero(chosen), np.zeros(len(edges), dtype=np.int64)
-            of_rows = np.zeros(len(rows), dtype=np.int64)
+            lane, of_rows = np.zeros(len(edges), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
         else:
             points = graph.nodes(rank, Node.POINT)
             event, first = np.unique(graph.event[points], return_index=True)
-            rows = np.flatnonzero(chosen & np.isin(idle.launch, event))
+            rows = rows[isin(idle.launch[rows], event)]
             of_rows = thread[points[first[np.searchsorted(event, idle.launch[rows])]]]
-        if not len(rows):
-            continue
         pieces = Covered(of_rows, idle.start[rows], idle.end[rows])
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(lane, end_ns - graph.lag[edges], end_ns)
-    if not saved.any():
-        why = cause or "something that happened once"
-        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
-    _shorten(graph, edit, saved)
-    return (
-        f"the host does this at another time: {duration(int(saved.sum()))} in {int((saved > 0).sum()):,} "
-        "pauses with an idle GPU disappear, over all ranks; host time during GPU work stays"
-    )
+    edges = np.flatnonzero(saved)
+    return edges, saved[edges]
 
 
-def _shorten(graph: RunGraph, edit: Edit, saved: Int) -> None:
+def _shorten(graph: RunGraph, edit: Edit, edges: Int, saved_ns: Int) -> None:
     """Lags are shorter by their measured share, so that the order of several scenarios does not matter."""
-    edit.lag = np.rint(edit.lag * (1 - saved / np.maximum(graph.lag, 1))).astype(np.int64)
+    share = saved_ns / np.maximum(graph.lag[edges], 1)
+    edit.lag[edges] = np.rint(edit.lag[edges] * (1 - share)).astype(np.int64)
 
 
 @detector(
@@ -511,8 +521,8 @@ def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         caller = graph.ranks[rank].lane[graph.slot[graph.dst[edges]]]
         saved[edges] = collecting.covered(caller, end_ns - graph.lag[edges], end_ns)
-    if not saved.any():
+    edges = np.flatnonzero(saved)
+    if not len(edges):
         raise NotApplicable("no garbage collection recorded between host calls")
-    _shorten(graph, edit, saved)
-    pauses = int((saved > 0).sum())
-    return f"removes {pauses:,} garbage-collection pauses, {saved.sum() / 1e6:,.3f} ms over all ranks"
+    _shorten(graph, edit, edges, saved[edges])
+    return f"removes {len(edges):,} garbage-collection pauses, {saved.sum() / 1e6:,.3f} ms over all ranks"

@@ -352,27 +352,30 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launches = marked_calls(graph, eager, Node.POINT)
     # A graph holds the launches behind others; those behind a step mark or a wait begin one.
     before = np.full(len(graph), -1, dtype=np.int64)
-    previous = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER)
+    previous = np.flatnonzero(graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER))
     before[graph.dst[previous]] = graph.src[previous]
     waits = np.zeros(len(graph), dtype=bool)
-    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
-    follows = lookup(launches, before, False)
+    sync = graph.edges(Edge.SYNC)
+    waits[graph.dst[sync[edit.kept[sync]]]] = True
+    nodes = np.flatnonzero(launches)
+    previous_nodes = before[nodes]
+    follows = lookup(launches, previous_nodes, False)
     # A call that no longer waits for anything splits nothing.
-    passed = lookup((graph.kind == Node.WAITED) & ~waits, before, False)
-    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
-    captured = launches & follows
+    passed = lookup((graph.kind == Node.WAITED) & ~waits, previous_nodes, False)
+    follows |= passed & lookup(launches, lookup(before, lookup(before, previous_nodes, -1), -1), False)
+    captured = np.zeros(len(graph), dtype=bool)
+    captured[nodes[follows]] = True
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
-    host_time = previous & captured[graph.dst]
-    drop_host_time(graph, edit, host_time)
+    drop_host_time(graph, edit, previous[captured[graph.dst[previous]]])
     edit.delay[captured] = 0
     work = np.zeros(len(graph), dtype=bool)
-    of_graph = graph.edge == Edge.LAUNCH
-    work[graph.dst[of_graph & captured[graph.src]]] = True
-    behind = (graph.edge == Edge.STREAM) & work[graph.dst]
+    launch = graph.edges(Edge.LAUNCH)
+    work[graph.dst[launch[captured[graph.src[launch]]]]] = True
+    behind = graph.edges_to(Edge.STREAM, work)
     edit.lag[behind] = np.minimum(edit.lag[behind], GRAPH_GAP_NS)
     never_queued = np.flatnonzero(~np.array(context.read(has_queued_work), dtype=bool))
-    edit.lag[behind & np.isin(graph.rank[graph.dst], never_queued)] = GRAPH_GAP_NS
+    edit.lag[behind[np.isin(graph.rank[graph.dst[behind]], never_queued)]] = GRAPH_GAP_NS
     pieces = int(launches.sum() - captured.sum())
     return (
         f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "

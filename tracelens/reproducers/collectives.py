@@ -18,6 +18,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracelens.analysis.comm import (
     POINT_TO_POINT,
@@ -362,7 +363,7 @@ def _matrix(batch: CollectiveBatch, width: int) -> Matrix:
         if not own.received and not own.received_from:
             own = own._replace(received_from=nothing)
         participants.append(participant._replace(record=own))
-    splits = matched._replace(participants=tuple(participants)).traffic
+    splits = replace(matched, participants=tuple(participants)).traffic
     if splits is None:
         raise Unreplayable("not all ranks recorded their split sizes")
     _, sent, received = splits

@@ -5,6 +5,7 @@ from tracelens.table.schema import RANK, STEP, Coded, Column, Pivot, Rows, Schem
 from tracelens.table.statistics import (
     Leaves,
     Level,
+    ancestor_sums,
     codes,
     depth_first,
     depths,
@@ -35,6 +36,7 @@ __all__ = [
     "Summary",
     "Table",
     "Tile",
+    "ancestor_sums",
     "codes",
     "depth_first",
     "depths",

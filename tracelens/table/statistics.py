@@ -131,9 +131,12 @@ def depths(parent: Int) -> Int:
 def ancestor_sums(parent: Int, values: Int) -> Int:
     """For each row, the sum of `values` over itself and all its ancestors.
 
-    The distance that is looked up doubles in each round.
+    Where a parent may stand behind its row, the distance that is looked up doubles in each round.
     """
     total = values.copy()
+    if (native := core()) and (parent < np.arange(len(parent))).all():
+        native.ancestor_sums(np.ascontiguousarray(parent), total)
+        return total
     ancestor = parent
     while (has_ancestor := ancestor >= 0).any():
         total += np.where(has_ancestor, total[ancestor], 0)

@@ -12,6 +12,8 @@ A scenario is a function registered with `@scenario(name)`, as in the modules of
 - `context.read(function)`: for each rank what function(trace, device) made of it, in the process where its
   trace was: the rows of activities or events and what is known of them. Each such function stands in `reads`
   of the decorator;
+- `context.once(function, argument)`: what function(context, argument) made, whatever the edit: scenarios are
+  applied several times, on top of others;
 - `context.recorded.collectives.matched[graph.collective[node]]`: the collective of a meeting; the transfer is
   the meeting's duration;
 - `labels(context.recorded)`: names and kernel classes of all nodes;

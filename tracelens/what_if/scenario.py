@@ -65,6 +65,7 @@ class ScenarioContext(Struct, frozen=True):
     traces: Sequence[Trace] = ()  # of its ranks where they are in memory, in order of rank
     reads: list[Mapping[str, Any]] = field(default_factory=list)  # what `read_rank` made of each, elsewhere
     _read: dict[Read, list[Any]] = field(default_factory=dict)
+    _made: dict[tuple[Callable[..., Any], str], Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> RunGraph:
@@ -85,6 +86,13 @@ class ScenarioContext(Struct, frozen=True):
         meetings = np.flatnonzero(self.graph.kind == Node.MEET)
         matched = self.recorded.collectives.matched
         return meetings, [matched[number] for number in self.graph.collective[meetings].tolist()]
+
+    def once(self, function: Callable[[ScenarioContext, str], T], argument: str) -> T:
+        """What a function makes of this and an argument, whatever the edit; made once a run."""
+        key = function, argument
+        if key not in self._made:
+            self._made[key] = function(self, argument)
+        return cast(T, self._made[key])
 
     def read(self, function: Callable[[Trace, Device | None], T]) -> list[T]:
         """What a function makes of each rank's trace and device, in order of rank; made once a run.

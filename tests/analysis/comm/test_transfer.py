@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import tracelens
 from tracelens.analysis.comm import MatchedCollective, Participant
@@ -110,7 +111,7 @@ def test_a_receiver_that_comes_late_did_not_receive_all_in_its_own_time() -> Non
 
 def test_who_is_not_in_the_run_may_have_sent_before() -> None:
     whole = played([0, 25, 25], [[0, LINK * 40, 0], [0, 0, LINK * 5], [0, 0, 0]])
-    partly = whole._replace(participants=whole.participants[1:])
+    partly = replace(whole, participants=whole.participants[1:])
     # What rank 1 sends takes no more than its own time; a third of a message is taken to stay.
     assert (partly.transfer.rank, rate(partly)) == (1, pytest.approx(LINK * 5 * 2 / 3 / 15))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
@@ -85,7 +87,7 @@ class Transfer(NamedTuple):
     ns: int
 
 
-class MatchedCollective(NamedTuple):
+class MatchedCollective(Struct, frozen=True, dict=True):
     """One collective, or one send with its receive, on the ranks that recorded it."""
 
     collective: str  # name; SEND_RECV for a pair
@@ -93,7 +95,7 @@ class MatchedCollective(NamedTuple):
     order: int  # position among the collectives of its group
     participants: tuple[Participant, ...]  # in order of rank; for a pair the sender first
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Largest message of a rank, -1 where none is recorded."""
         return max(participant.record.bytes for participant in self.participants)
@@ -107,7 +109,7 @@ class MatchedCollective(NamedTuple):
     def latency_ns(self) -> int:
         return min(participant.end - participant.start for participant in self.participants)
 
-    @property
+    @cached_property
     def transfer(self) -> Transfer:
         """The message of the rank that moved most per time.
 
@@ -169,7 +171,7 @@ class MatchedCollective(NamedTuple):
     def wall_ns(self) -> int:
         return max(participant.end for participant in self.participants) - self.start
 
-    @property
+    @cached_property
     def last(self) -> Participant:
         """The last to arrive; of a tie the lowest rank."""
         return max(self.participants, key=lambda participant: (participant.start, -participant.rank))
@@ -253,7 +255,7 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     rank_clocks = clocks(ranks, collectives)
     offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
     collectives = [
-        collective._replace(participants=_shifted(collective.participants, offset))
+        replace(collective, participants=_shifted(collective.participants, offset))
         for collective in collectives
     ]
     for group, of_group in groups.items():

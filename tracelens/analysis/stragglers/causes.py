@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -599,19 +600,7 @@ class Workloads:
             for rank, part in parts.items()
         }
         self._keys = list(code)
-        self._family = families(self._keys)
         self._tables = {rank: self._table(rank, 0, len(part.time)) for rank, part in parts.items()}
-        self._varies = np.bincount(self._family, minlength=len(self._keys)) > 1
-
-        # In the whole recording, which families each rank calls more often than the others in the median.
-        calls = np.zeros((len(parts), len(self._keys)))
-        for row, (rank, part) in enumerate(parts.items()):
-            np.add.at(calls[row], self._family[self._code[rank]], part.work.key_calls)
-        self._extra_calls: dict[int, Bool] = {}
-        for row, rank in enumerate(parts):
-            others = np.delete(calls, row, axis=0)
-            usual_calls = median(others) if len(others) else calls[row]
-            self._extra_calls[rank] = calls[row] > usual_calls * MORE_CALLS_RATIO + 0.5
 
         # Time of a call of each key of a rank: the median of the other ranks that have it, 0 where none has.
         tables = list(self._tables.values())
@@ -646,7 +635,9 @@ class Workloads:
                 lower = weighted_quantile(ratio, table.ns[known].astype(float), EQUAL_QUANTILE)
                 self.equal[rank] = EqualCalls(float(table.calls[known].sum()), lower)
             keys = self._code[rank]
-            own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
+            own = self._on_own_stream(rank, keys)
+            if own.any():
+                own &= self._extra_calls[rank][self._family[keys]]
             lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())
             if own.any() and float(work.key_ns[own].sum()) >= BESIDE * lost:
                 self._beside[rank] = int(keys[own][np.argmax(work.key_ns[own])])
@@ -782,6 +773,30 @@ class Workloads:
         in_family = extra[family] * table.ns / np.maximum(ns[family], 1)
         other = _Table(table.key, table.calls, np.round(in_family).astype(np.int64))
         return other, float(np.where(usual_calls > 0, more, ns)[by_tokens].sum())
+
+    @cached_property
+    def _family(self) -> Int:
+        """Of each key; made where a rank computed longer than the others, or on a stream of its own."""
+        return families(self._keys)
+
+    @cached_property
+    def _varies(self) -> Bool:
+        """Whether each family has several keys."""
+        several: Bool = np.bincount(self._family, minlength=len(self._keys)) > 1
+        return several
+
+    @cached_property
+    def _extra_calls(self) -> dict[int, Bool]:
+        """Families that each rank calls more often than the others in the median, in the whole recording."""
+        calls = np.zeros((len(self._parts), len(self._keys)))
+        for row, (rank, part) in enumerate(self._parts.items()):
+            np.add.at(calls[row], self._family[self._code[rank]], part.work.key_calls)
+        extra = {}
+        for row, rank in enumerate(self._parts):
+            others = np.delete(calls, row, axis=0)
+            usual_calls = median(others) if len(others) else calls[row]
+            extra[rank] = calls[row] > usual_calls * MORE_CALLS_RATIO + 0.5
+        return extra
 
     def _extra(self, rank: int, key: int) -> str:
         """How many more calls of a key a rank has, and where."""

@@ -598,7 +598,8 @@ def carried(
     )
     if min(now.min(), before.min()) < 0:
         return None
-    is_last = np.array([member.rank == collective.last.rank for member in members])
+    last_rank = collective.last.rank
+    is_last = np.array([member.rank == last_rank for member in members])
     # Work that waited for the previous collective begins when that has ended.
     end = np.array([previous[member.rank].end for member in members])
     computed_on = np.array([beside_end[rank][kernel] for rank, kernel in kernels_before]) | (now <= end)
@@ -608,17 +609,15 @@ def carried(
     more_ns = more - median_of_others(more[:, None].astype(float))[:, 0]
     before_ns = float(median((before[is_last] - before)[~is_last]))
     last = int(np.flatnonzero(is_last)[0])
-    return Carried(previous[collective.last.rank].record.kernel, before_ns, more_ns, last)
+    return Carried(previous[last_rank].record.kernel, before_ns, more_ns, last)
 
 
 def weighted_median(values: Float, weight: Float) -> Float:
     """Median of each column, each row counting by its weight; by 1 where nothing has any."""
     weight = weight if weight.sum() > 0 else np.ones(len(weight))
-    order = np.argsort(values, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, axis=0)
-    reached = np.cumsum(weight[order], axis=0)
+    order, columns = np.argsort(values, axis=0, kind="stable"), np.arange(values.shape[1])
+    ordered, reached = values[order, columns], np.cumsum(weight[order], axis=0)
     half = reached[-1] / 2
-    columns = np.arange(values.shape[1])
     low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
     result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
     return result
@@ -633,11 +632,9 @@ def weighted_quantile(values: Float, weight: Float, fraction: float) -> float:
 
 def median_of_others(values: Float) -> Float:
     """For each row, the median of the other rows, column by column; of at least two rows."""
-    order = np.argsort(values, axis=0, kind="stable")
-    position = np.argsort(order, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, axis=0)
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    # The row itself is passed over.
-    lower, upper = (np.take_along_axis(ordered, rank + (rank >= position), axis=0) for rank in (low, high))
+    ordered = np.sort(values, axis=0)
+    middle = (len(values) - 2) // 2, (len(values) - 1) // 2
+    # Without a value that is not above one of the middle, the next one takes its place.
+    lower, upper = (np.where(values <= ordered[row], ordered[row + 1], ordered[row]) for row in middle)
     result: Float = (lower + upper) / 2
     return result

@@ -43,22 +43,24 @@ def marked_calls(graph: RunGraph, events: Sequence[Int], *kinds: Node) -> Bool:
 
 def meetings_of(graph: RunGraph, work: Bool) -> Bool:
     """Which nodes are meetings of which all ranks' kernels are marked."""
-    arrival = graph.edge == Edge.ARRIVAL
+    arrival = graph.edges(Edge.ARRIVAL)
+    is_marked = work[graph.src[arrival]]
     met, missing = (np.zeros(len(graph), dtype=bool) for _ in range(2))
-    met[graph.dst[arrival & work[graph.src]]] = True
-    missing[graph.dst[arrival & ~work[graph.src]]] = True
+    met[graph.dst[arrival[is_marked]]] = True
+    missing[graph.dst[arrival[~is_marked]]] = True
     return met & ~missing
 
 
-def cut(lag: Int, mask: Bool) -> None:
-    """Lags under a mask become 0; those that let activities overlap stay."""
-    lag[mask] = np.minimum(lag[mask], 0)
+def cut(lag: Int, edges: Int) -> None:
+    """Lags of edges become 0; those that let activities overlap stay."""
+    lag[edges] = np.minimum(lag[edges], 0)
 
 
-def drop_host_time(graph: RunGraph, edit: Edit, mask: Bool) -> None:
-    """Host time under a mask is gone, but for its pauses: what the program does in them is no launching."""
-    pauses = mask & (graph.lag > PAUSE_NS)
-    cut(edit.lag, mask & ~pauses)
+def drop_host_time(graph: RunGraph, edit: Edit, edges: Int) -> None:
+    """Host time is gone, but for its pauses: what the program does in them is no launching."""
+    is_pause = graph.lag[edges] > PAUSE_NS
+    pauses = edges[is_pause]
+    cut(edit.lag, edges[~is_pause])
     edit.set_lag(pauses, edit.lag[pauses] * (1 - PAUSE_NS / graph.lag[pauses]))
 
 
@@ -68,18 +70,19 @@ def add_calls(graph: RunGraph, edit: Edit, nodes: Int, count: int, like: Bool) -
     Each takes as long as those under the mask `like`, in the mean.
     """
     host = _between_calls(graph)
-    before, alike = np.flatnonzero(host & np.isin(graph.dst, nodes)), host & like[graph.dst]
-    if not len(before) or not alike.any():
+    before, alike = host[isin(graph.dst[host], nodes)], host[like[graph.dst[host]]]
+    if not len(before) or not len(alike):
         return 0.0
     call_ns = float(edit.lag[alike].mean())
     edit.set_lag(before, edit.lag[before] + count * call_ns)
     return call_ns
 
 
-def _between_calls(graph: RunGraph) -> Bool:
-    """Which edges are recorded host time that is no pause."""
-    mask: Bool = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
-    return mask
+def _between_calls(graph: RunGraph) -> Int:
+    """The edges with recorded host time that is no pause."""
+    host = graph.edges(Edge.HOST)
+    lag = graph.lag[host]
+    return host[(lag > 0) & (lag <= PAUSE_NS)]
 
 
 def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
@@ -90,13 +93,13 @@ def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
     host time has then, as a share of the recorded; 1 where it is not known.
     """
     host = _between_calls(graph)
-    recorded, gone = graph.lag[host].sum(), host & calls[graph.dst]
+    recorded, gone = graph.lag[host].sum(), calls[graph.dst[host]]
     factor = float(edit.lag[host].sum() / max(recorded, 1))
     if not USUAL_HOST_SHARE < factor < 1:
         return ""
-    share = float(graph.lag[gone].sum() / recorded)
+    share = float(graph.lag[host[gone]].sum() / recorded)
     result = factor + (USUAL_HOST_SHARE - factor) * share
-    left = np.flatnonzero(host & ~gone)
+    left = host[~gone]
     edit.set_lag(left, edit.lag[left] * (result / factor))
     return (
         f"; host time that stays is {result:.2f} of the recorded instead of {factor:.2f}, nearer to the "
@@ -112,19 +115,18 @@ def drop_launches(
     Pauses of the host before them stay, if so wanted. Returns the number of launches that go.
     """
     # Calls all of whose work goes.
-    launch = graph.edge == Edge.LAUNCH
     launches = np.zeros(len(graph), dtype=bool)
-    launches[graph.src[launch & work[graph.dst]]] = True
-    launches[graph.src[launch & ~work[graph.dst]]] = False
+    launches[graph.src[graph.edges_to(Edge.LAUNCH, work)]] = True
+    launches[graph.src[graph.edges_to(Edge.LAUNCH, ~work)]] = False
     calls = launches if also is None else launches | also
     gone = work | calls
     edit.delay[gone] = 0
-    before = (graph.edge == Edge.HOST) & calls[graph.dst]
+    before = graph.edges_to(Edge.HOST, calls)
     if pauses:
         drop_host_time(graph, edit, before)
     else:
         cut(edit.lag, before)
-    cut(edit.lag, (graph.edge == Edge.STREAM) & work[graph.dst])
+    cut(edit.lag, graph.edges_to(Edge.STREAM, work))
     return int(launches.sum())
 
 
@@ -135,16 +137,16 @@ def drop_work(graph: RunGraph, edit: Edit, work: Bool, calls: Bool | None = None
     """
     meetings = meetings_of(graph, work)
     edit.dur[work | meetings] = 0
-    cut(edit.lag, graph.is_edge(Edge.OWN, Edge.TRANSFER) & work[graph.dst])
+    for kind in (Edge.OWN, Edge.TRANSFER):
+        cut(edit.lag, graph.edges_to(kind, work))
     return drop_launches(graph, edit, work, calls)
 
 
 def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
     """Calls under a mask no longer wait for the GPU; returns the number of those that did."""
-    waiting = (
-        (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
-    )
-    edit.kept &= ~waiting
+    waiting = graph.edges_to(Edge.SYNC, (graph.kind == Node.WAITED) & calls)
+    waiting = waiting[edit.kept[waiting]]
+    edit.kept[waiting] = False
     return len(unique(graph.dst[waiting]))
 
 

@@ -128,9 +128,11 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
     def last_on_lanes(self, nodes: Int) -> Int:
         """Of these nodes the one that ends last on each thread and stream, as recorded; -1 for none."""
-        last = np.full(self.lanes, -1, dtype=np.int64)
-        in_order = nodes[np.argsort(self.end[nodes], kind="stable")]
-        last[self.lane[in_order]] = in_order
+        last, latest = np.full((2, self.lanes), [[-1], [np.iinfo(np.int64).min]])
+        lane, end = self.lane[nodes], self.end[nodes]
+        np.maximum.at(latest, lane, end)
+        is_last = end == latest[lane]
+        last[lane[is_last]] = nodes[is_last]  # of several values for a lane the last one stays
         return last
 
     def shifted_ends(self, nodes: Int, shift: Int | None) -> Int:
@@ -141,7 +143,7 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def lockstep(self) -> Int:
         """Index in `ranks` of the lowest that each rank meets in collectives, itself or through others."""
-        arrivals = np.flatnonzero(self.edge == Edge.ARRIVAL)
+        arrivals = self.edges(Edge.ARRIVAL)
         rank, met = self.rank[self.src[arrivals]], self.dst[arrivals]
         lowest = np.arange(len(self.ranks))
         while True:
@@ -165,7 +167,7 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     def stretch(self) -> Int:
         """A number for the stretch of a thread that each node is in; it ends where another thread resumes."""
         first = np.arange(len(self))
-        host_time = self.edge == Edge.HOST
+        host_time = self.edges(Edge.HOST)
         first[self.dst[host_time]] = self.src[host_time]
         while ((further := first.take(first)) != first).any():
             first = further
@@ -175,9 +177,22 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
     def launched(self) -> Int:
         """The work that each node launches, -1 for none; of several the last."""
         launched = np.full(len(self), -1, dtype=np.int64)
-        launch = self.edge == Edge.LAUNCH
+        launch = self.edges(Edge.LAUNCH)
         launched[self.src[launch]] = self.dst[launch]
         return launched
+
+    def edges(self, kind: Edge) -> Int:
+        """Edges of a kind, ascending."""
+        return self._edges.get(kind, np.zeros(0, dtype=np.int64))
+
+    def edges_to(self, kind: Edge, nodes: Bool) -> Int:
+        """Edges of a kind to nodes under a mask, ascending."""
+        edges = self.edges(kind)
+        return edges[nodes.take(self.dst.take(edges))]
+
+    @cached_property
+    def _edges(self) -> dict[int, Int]:
+        return rows_by_code(self.edge)
 
     def is_edge(self, *kinds: Edge) -> Bool:
         """Mask of the edges of these kinds."""
@@ -203,9 +218,9 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
     def last_edges(self, lag: Int) -> Int:
         """The edge that each node would have waited for last with these lags, -1 for none."""
-        order = ordered(self.dst, self.end[self.src] + lag)
-        last = np.full(len(self), -1, dtype=np.int64)
-        last[self.dst[order]] = order
+        allowed_ns, last = self.end[self.src] + lag, np.full(len(self), -1, dtype=np.int64)
+        latest = np.flatnonzero(allowed_ns == ready_times(self.start, self.first, allowed_ns)[self.dst])
+        last[self.dst[latest]] = latest  # of several values for a node the last one stays
         return last
 
     @cached_property
@@ -218,8 +233,11 @@ class RunGraph(Struct, frozen=True, eq=False, dict=True):
 
         One more for kind -1, 0.
         """
+        if delay is self.delay:
+            return self._usual_delays
         usual = self._usual_delays.copy()
-        for kind in unique(self.bound_by[(delay != self.delay) & (self.bound_by >= 0)]).tolist():
+        changed = unique(self.bound_by[np.flatnonzero(delay != self.delay)])
+        for kind in changed[changed >= 0].tolist():
             usual[kind] = self._median(delay, kind)
         return usual
 
@@ -309,7 +327,7 @@ class Draft(Struct):
         by_node = np.flatnonzero(kept)[ordered(dst[kept])]
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
         kind, rank, event, work, slot, collective, start, dur = (column[order] for column in columns)
-        first = np.searchsorted(dst, np.arange(len(order) + 1))
+        first = np.append(0, np.cumsum(np.bincount(dst, minlength=len(order))))
         graph = RunGraph(
             ranks=tuple(ranks),
             kind=kind.astype(np.int8),
@@ -320,7 +338,7 @@ class Draft(Struct):
             collective=collective,
             start=start,
             dur=dur,
-            delay=unexplained_delays(start, dur, src, dst, lag, first),
+            delay=start - ready_times(start, first, (start + dur)[src] + lag),
             src=src,
             dst=dst,
             lag=lag,
@@ -385,14 +403,17 @@ def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:
     return [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
 
 
-def unexplained_delays(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
-    """How much later each node started than its edges allowed; 0 for one without edges."""
-    ready = start.copy()
-    waits = first[1:] > first[:-1]
-    if waits.any():
-        ready_ns = (start + dur)[src] + lag
-        ready[waits] = np.maximum.reduceat(ready_ns, first[:-1][waits])
-    return start - ready
+def ready_times(start: Int, first: Int, allowed_ns: Int) -> Int:
+    """When the edges of each node allow it to start; when it started if it has none.
+
+    Args:
+        start: of each node, ns.
+        first: edges of node i are first[i] to first[i + 1].
+        allowed_ns: when each edge allows its node to start.
+    """
+    ready, waits = start.copy(), np.flatnonzero(first[1:] > first[:-1])
+    ready[waits] = np.maximum.reduceat(allowed_ns, first[waits])
+    return ready
 
 
 def _whole_ns(changed: NDArray[np.floating[Any]], before: Int) -> Int:

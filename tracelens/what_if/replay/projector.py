@@ -119,7 +119,8 @@ class Projection(Struct, frozen=True, eq=False, dict=True):
         """The step with as little and as much host time as it may have; see `ProfilerShare`."""
         projector = self._projector
         extremes = projector.share.extremes(projector.graph, projector.base_edit, self.edit)
-        return [projector.replayed_ns(extreme) for extreme in extremes]
+        replays = [projector.step.replayed(self._edited.with_lag(extreme.lag)) for extreme in extremes]
+        return [mean_ns(replay.dur) for replay in replays]
 
 
 class Projector:
@@ -331,8 +332,9 @@ def scaled(graph: RunGraph, edit: Edit, factor: float, pauses: float = 1.0) -> E
     host_time = graph.host_time
     result = replace(edit, lag=edit.lag.copy())
     lag = edit.lag[host_time]
-    pause = np.maximum(lag - PAUSE_NS, 0)
-    result.lag[host_time] = times(lag - pause, factor) + times(pause, pauses)
+    changed, paused = times(np.minimum(lag, PAUSE_NS), factor), np.flatnonzero(lag > PAUSE_NS)
+    changed[paused] += times(lag[paused] - PAUSE_NS, pauses)
+    result.lag[host_time] = changed
     return result
 
 

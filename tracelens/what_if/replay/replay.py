@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Struct
 
 from tracelens.analysis.host import SYNCHRONIZE
-from tracelens.arrays import Bool, Int, lookup, median, percentiles
-from tracelens.table import RANK, Coded, Column, Schema, Table, codes, sums
-from tracelens.trace import matching, rows_by_code
+from tracelens.arrays import Bool, Int, lookup, percentiles
+from tracelens.table import RANK, Coded, Column, Schema, Table, codes, stats, sums
+from tracelens.trace import matching
 from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
 from tracelens.what_if.replay.projector import Projector, mean_ns
 from tracelens.what_if.replay.schedule import (
@@ -495,38 +495,36 @@ def durations_only(graph: RunGraph) -> Edit:
     gap = graph.start[graph.dst] - graph.end[graph.src]
     binds = np.zeros(len(graph.edge), dtype=bool)
     binds[graph.binding[graph.binding >= 0]] = True
-    rows = np.flatnonzero(graph.is_edge(*_DERIVED))
     # Kernels of a graph after its first wait for others of the graph.
-    launches = np.flatnonzero(graph.edge == Edge.LAUNCH)
-    later = np.ones(len(launches), dtype=bool)
-    later[np.unique(graph.src[launches], return_index=True)[1]] = False
-    binds[launches[later]] = False
-    for number, of_rank in rows_by_code(graph.rank[graph.dst[rows]]).items():
-        if graph.ranks[number].cpu_only:
-            continue
-        edges = rows[of_rank]
-        call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
-        of_call = np.isin(graph.edge[edges], (Edge.LAUNCH, Edge.SYNC, Edge.QUEUE))
-        name = np.where(of_call, lookup(graph.ranks[number].name.codes, graph.slot[call], -1), -1)
-        group, _ = codes(graph.edge[edges], name)
-        for members in rows_by_code(group).values():
-            same = edges[members]
-            if binds[same].any():
-                edit.lag[same] = int(median(gap[same[binds[same]]]))
+    launches, first = graph.edges(Edge.LAUNCH), np.full(len(graph), -1)
+    first[graph.src[launches[::-1]]] = launches[::-1]  # of several values for a node the last one stays
+    binds[launches[first[graph.src[launches]] != launches]] = False
+    name, unresolved = np.full(len(graph), -1), np.zeros(len(graph), dtype=bool)
+    for index, (nodes, rank) in enumerate(zip(graph.of_rank, graph.ranks, strict=True)):
+        name[nodes] = lookup(rank.name.codes, graph.slot[nodes], -1)
+        waited = graph.nodes(index, Node.WAITED)
+        unresolved[waited] = matching(rank.name.values, SYNCHRONIZE)[name[waited]]
+    on_host = np.array([rank.cpu_only for rank in graph.ranks])[graph.rank[graph.dst]]
+    edges = np.flatnonzero(graph.is_edge(*_DERIVED) & ~on_host)
+    # What is alike: a kind of edge on a rank, and where a call has it, that call by name.
+    call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
+    name_of = np.where(graph.is_edge(Edge.LAUNCH, Edge.SYNC, Edge.QUEUE)[edges], name[call], -1)
+    group, keys = codes(graph.rank[graph.dst[edges]], graph.edge[edges], name_of)
+    binding = np.flatnonzero(binds[edges])
+    usual = stats(group[binding], gap[edges[binding]], len(keys[0]))
+    known = np.flatnonzero(usual.number[group] > 0)
+    edit.lag[edges[known]] = usual.median[group[known]].astype(np.int64)
     # Synchronisations whose work is not in the trace.
-    unresolved = np.zeros(len(graph), dtype=bool)
-    for index, rank in enumerate(graph.ranks):
-        nodes = graph.nodes(index, Node.WAITED)
-        unresolved[nodes] = matching(rank.name.values, SYNCHRONIZE)[rank.name.codes[graph.slot[nodes]]]
-    unresolved[graph.dst[graph.edge == Edge.SYNC]] = False
-    own = (graph.edge == Edge.HOST) & unresolved[graph.dst]
+    unresolved[graph.dst[graph.edges(Edge.SYNC)]] = False
+    own = graph.edges_to(Edge.HOST, unresolved)
     edit.lag[own] = np.minimum(edit.lag[own], SYNCHRONIZE_NS)
     return edit
 
 
 def kind_of(graph: RunGraph) -> Int:
     """Code into KINDS of each node."""
-    kind = np.where(np.isin(graph.kind, (Node.POINT, Node.WAITED)), 2, 1)
+    is_call = np.isin(np.arange(len(Node)), (Node.POINT, Node.WAITED))
+    kind = np.where(is_call, 2, 1)[graph.kind]
     for nodes, rank in zip(graph.of_rank, graph.ranks, strict=True):
         work = nodes[graph.kind[nodes] == Node.WORK]
         kind[work] = rank.is_comm[graph.work[work]].astype(np.int64)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
+from tracelens.table import ancestor_sums
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
 
@@ -55,9 +59,10 @@ class StepReplay:
         self.segment = ReplaySegment(graph, window)
         self.recorded = window.spans(graph.start, graph.end)
         self._begin, _ = window.borders(graph.start, graph.end).T
-        # The nodes whose ends end the step, rank behind rank, and where those of the next rank begin.
-        self._enders = np.concatenate([border.node for border in window.end])
-        self._next_rank = np.cumsum([len(border.node) for border in window.end])[:-1]
+        # Begin of the last rank in the lockstep of each.
+        self._last_begin = self._last_in_lockstep(self._begin)
+        # The first node of each rank among those whose ends end the step.
+        self._first_ender = np.cumsum([0, *(len(border.node) for border in window.end)])[:-1]
         # The last node of each thread and stream, as recorded, before the step and in it; -1 for none.
         before = np.flatnonzero(window.held & (graph.lane >= 0))
         computed = self.segment.computed
@@ -65,7 +70,7 @@ class StepReplay:
         last_before, last = graph.last_on_lanes(before), graph.last_on_lanes(inside)
         self._lanes = np.flatnonzero((last_before >= 0) & (last >= 0))
         # Nothing holds back what first ran in the step: such a step is not repeated.
-        if (last_before[graph.lane[self._enders]] < 0).any():
+        if (last_before[graph.lane[self.segment.enders]] < 0).any():
             self._lanes = self._lanes[:0]
         self._last_before, self._last = last_before[self._lanes], last[self._lanes]
         self._rank = graph.rank[self._last]
@@ -108,20 +113,21 @@ class StepReplay:
         Delays that end as recorded in the first one may be too long in others, whose times are those of the
         first: what was ready earlier once has its delay from then on, as has what `known_early` names.
         """
-        core = edited.reduction.core
-        begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
-        early, known = np.zeros(len(core), dtype=bool), np.zeros(len(self.graph), dtype=bool)
+        reduction = edited.reduction
+        next_begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
+        early, known = np.zeros(reduction.rows, dtype=bool), np.zeros(len(self.graph), dtype=bool)
         known[known_early] = True
-        known = known.take(core)
+        known = known.take(reduction.node)
+        enders, last = edited.places(self.segment.enders), edited.places(self._last)
         stride = 1
-        taken = np.full(len(begin), -1)
+        taken = np.full(len(next_begin), -1)
         for _ in range(_MOST_REPETITIONS):
-            schedule = edited.schedule(delays, shift, early)
-            extents = self._behind(begin, schedule)
+            begin, schedule = next_begin, edited.schedule(delays, shift, early)
             if not len(self._lanes):
                 break
-            before, (begin, shift) = shift, self._left_behind(extents)
-            taken_before, taken = taken, durations(extents)
+            end = np.maximum.reduceat(schedule.ends_at(enders), self._first_ender)
+            taken_before, taken = taken, end - begin
+            before, (next_begin, shift) = shift, self._left_behind(end, schedule.ends_at(last))
             early = early | schedule.early | known
             if (taken == taken_before).all():
                 # Threads that run ahead may do so for ever; those that fall behind will be waited for.
@@ -129,7 +135,7 @@ class StepReplay:
                 if not late.any():
                     break
                 shift, stride = shift + late * (stride - 1), 2 * stride
-        return extents, core[early]
+        return self._behind(begin, schedule), reduction.node[early]
 
     def extents(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank, by this schedule, behind what was recorded before it."""
@@ -137,29 +143,33 @@ class StepReplay:
 
     def _behind(self, begin: Int, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank from its begin, ns."""
-        ends = np.split(schedule.ends(self._enders), self._next_rank)
+        ends = iter(schedule.ends(self.segment.enders).tolist())
         result = []
-        for begin_ns, of_rank, border in zip(begin.tolist(), ends, self.window.end, strict=True):
-            latest = int(np.argmax(of_rank))
-            result.append(Extent(begin_ns, int(of_rank[latest]), int(border.node[latest]), schedule))
+        for begin_ns, border in zip(begin.tolist(), self.window.end, strict=True):
+            of_rank = list(islice(ends, len(border.node)))
+            end_ns = max(of_rank)
+            result.append(Extent(begin_ns, end_ns, int(border.node[of_rank.index(end_ns)]), schedule))
         return result
 
-    def _left_behind(self, extents: Sequence[Extent]) -> tuple[Int, Int]:
+    def _left_behind(self, end: Int, done: Int) -> tuple[Int, Int]:
         """What the next repetition begins with, if the last of its ranks in lockstep begins as recorded.
 
         When each rank begins, and how much later than recorded each thread and stream is done by then, ns.
+
+        Args:
+            end: of the step on each rank, ns.
+            done: when the last node on each thread and stream ends, ns.
         """
-        group, end = self.graph.lockstep, np.array([extent.end for extent in extents])
-        offset = np.full(len(end), np.iinfo(np.int64).min)
-        begins = offset.copy()
-        np.maximum.at(offset, group, end)
-        np.maximum.at(begins, group, self._begin)
-        offset = (offset - begins)[group]  # of each rank, from one repetition to the next
+        offset = self._last_in_lockstep(end) - self._last_begin  # of each rank, between two repetitions
         shift = np.zeros(self.graph.lanes, dtype=np.int64)
-        if len(self._lanes):
-            done = extents[0].schedule.ends(self._last) - offset[self._rank]
-            shift[self._lanes] = done - self.graph.end[self._last_before]
+        shift[self._lanes] = done - offset[self._rank] - self.graph.end[self._last_before]
         return end - offset, shift
+
+    def _last_in_lockstep(self, times: Int) -> Int:
+        """Of each rank, the last of the times of all ranks in lockstep with it."""
+        last = times.copy()
+        np.maximum.at(last, self.graph.lockstep, times)
+        return last[self.graph.lockstep]
 
 
 def durations(extents: Sequence[Extent]) -> Int:
@@ -211,78 +221,84 @@ class ReplaySegment:
         # Behind the last node that the step's end depends on.
         self.stop = len(graph) if window is None else 1 + max(int(end.node.max()) for end in window.end)
         self.computed = np.flatnonzero(~held[: self.stop])
+        # The nodes whose ends end the step, rank behind rank.
+        borders = () if window is None else window.end
+        self.enders = np.concatenate([np.zeros(0, dtype=np.int64), *(border.node for border in borders)])
 
     @cached_property
     def reduction(self) -> Reduction:
         """Its nodes without chains, as measured."""
-        return Reduction(self.graph, self.computed)
+        return Reduction(self)
 
 
 class EditedSegment:
     """A segment with an edit, which must not change any more; what its replays have in common is kept."""
 
     def __init__(self, segment: ReplaySegment, edit: Edit) -> None:
-        self.segment, self.edit, self.graph = segment, edit, segment.graph
-        self.reduction = segment.reduction
+        self.segment, self.graph, self.reduction = segment, segment.graph, segment.reduction
         if not self.reduction.fits(edit):
             cut = edit.delay != 0
             cut[self.graph.dst[~edit.kept]] = True
-            self.reduction = Reduction(self.graph, segment.computed, cut[segment.computed])
-        self.beyond = self.reduction.beyond_roots(edit)
-        self._waits: tuple[Delays, tuple[Int, Int, Int]] | None = None  # those asked for last
+            self.reduction = Reduction(segment, cut[segment.computed])
+        self._waits: tuple[Delays, tuple[Int, Int]] | None = None  # those asked for last
+        self._take(edit)
+
+    def _take(self, edit: Edit) -> None:
+        self.edit, self.beyond = edit, self.reduction.beyond_roots(edit)
+        self.lags = self.reduction.lags(edit, self.beyond)
+
+    def with_lag(self, lag: Int) -> EditedSegment:
+        """The segment with the same edit but for its lags; what does not depend on them is shared."""
+        other = copy(self)
+        other._take(replace(self.edit, lag=lag))
+        return other
 
     @cached_property
     def _dur(self) -> Int:
-        """Of each node without a chain, ns."""
-        dur: Int = self.edit.dur[self.reduction.core]
+        """Of the node of each row, ns."""
+        dur: Int = self.edit.dur.take(self.reduction.node)
         return dur
 
     @cached_property
-    def _delay(self) -> Int:
-        """Of each node without a chain, ns."""
-        delay: Int = self.edit.delay[self.reduction.core]
-        return delay
+    def recorded(self) -> Int:
+        """When each row ends if its node starts as recorded, ns; `NEVER` for all but the last of a node."""
+        end: Int = self.reduction.start + self._dur
+        end[self.reduction.inner] = NEVER
+        return end
+
+    @cached_property
+    def _usual_delay(self) -> Int:
+        """Of the node of each row, its delay as far as it is usual, ns."""
+        node = self.reduction.node
+        usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(node))
+        usual_delay: Int = np.minimum(self.edit.delay.take(node), usual)
+        return usual_delay
 
     @cached_property
     def _free(self) -> Int:
-        """Which of them wait for nothing."""
+        """The rows of nodes that wait for nothing."""
         return self.reduction.free(self.edit)
 
-    @cached_property
-    def end(self) -> Int:
-        """When each node without a chain ends that starts as recorded, ns."""
-        end: Int = self.reduction.start + self._dur
-        return end
-
-    def waits(self, delays: Delays) -> tuple[Int, Int, Int]:
-        """What each row adds from when it is ready, and until when it ends no sooner.
-
-        The latter where it is ready at a time or later: (more, ready, until), ns.
-        """
+    def waits(self, delays: Delays) -> tuple[Int, Int]:
+        """What each row adds from when it is ready, and from when on it ends as recorded at least, ns."""
         if self._waits is None or self._waits[0] != delays:
-            known, last = self.reduction, self.reduction.last
-            more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
+            known = self.reduction
+            delay = self.edit.delay.take(known.node)
+            ready, kept = known.start - delay, np.zeros_like(delay)
             if delays == "high":
-                more[last] = self._dur + self._delay
-            else:
-                more[last] = self._dur
-                ready[last], until[last] = known.start - self._delay, self.end
-            if delays == "typical":
-                usual = self.graph.usual_delays(self.edit.delay).take(self.graph.bound_by.take(known.core))
-                more[last] += np.minimum(self._delay, usual)
-            free = self._free
-            ready[last[free]], until[last[free]] = 2 * NEVER, self.end[free]
-            self._waits = delays, (more, ready, until)
+                ready, kept = np.full(known.rows, FOREVER), delay
+            elif delays == "typical":
+                kept = self._usual_delay
+            more = self._dur + kept
+            more[known.inner] = 0
+            ready[self._free] = 2 * NEVER
+            self._waits = delays, (more, ready)
         return self._waits[1]
 
-    @cached_property
-    def lags(self) -> tuple[Int, Int]:
-        return self.reduction.lags(self.edit, self.beyond)
-
-    @cached_property
-    def lag_lists(self) -> tuple[list[int], list[int]]:
-        first, second = self.lags
-        return first.tolist(), second.tolist()
+    def places(self, nodes: Int) -> EndPlaces:
+        """Where every replay has the ends of nodes that are computed, or end the step."""
+        position, number = self.reduction.known(nodes)
+        return EndPlaces(position, self.beyond.take(number))
 
     def schedule(
         self, delays: Delays = "typical", shift: Int | None = None, early: Bool | None = None
@@ -292,48 +308,54 @@ class EditedSegment:
         Args:
             delays: what becomes of those that nothing explains.
             shift: how much later than recorded each thread and stream was done before, ns.
-            early: of each node without a chain, whether it counts as ready earlier than recorded in any case.
+            early: of each row, whether it counts as ready earlier than recorded in any case.
         """
-        known = self.reduction
-        more, ready, until = self.waits(delays)
+        known, lags, recorded = self.reduction, self.lags, self.recorded
+        more, ready = self.waits(delays)
         if early is not None and early.any():
-            until = until.copy()
-            until[known.last[early]] = NEVER
+            recorded = np.where(early, NEVER, recorded)
         ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
         ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
         if native := native_core():
             first, second = known.first.position, known.second.position
-            native.replay(first, self.lags[0], second, self.lags[1], more, ready, until, ends)
+            native.replay(first, lags.first, second, lags.second, more, ready, recorded, ends)
         else:
-            self._fill(ends, more, ready, until)
+            self._fill(ends, more, ready, recorded)
         return NodeSchedule(self, ends, shift)
 
-    def _fill(self, ends: Int, more: Int, ready: Int, until: Int) -> None:
+    def _fill(self, ends: Int, more: Int, ready: Int, recorded: Int) -> None:
         """The ends of all rows, behind those that are known; what the native core does."""
         known = self.reduction
         # By a clock that begins with the segment: Python adds small numbers faster.
         begin = int(ends[-1 - known.rows])
         filled = (ends[: -known.rows or None] - begin).tolist()
         append = filled.append
-        for source, lag, other, other_lag, more_ns, ready_ns, until_ns in zip(
+        for source, lag, other, other_lag, more_ns, ready_ns, recorded_ns in zip(
             known.first.positions,
-            self.lag_lists[0],
+            self.lags.lists[0],
             known.second.positions,
-            self.lag_lists[1],
+            self.lags.lists[1],
             more.tolist(),
             (ready - begin).tolist(),
-            (until - begin).tolist(),
+            (recorded - begin).tolist(),
             strict=True,
         ):
             allowed_ns, other_ns = filled[source] + lag, filled[other] + other_lag
             if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
                 allowed_ns = other_ns
             end_ns = allowed_ns + more_ns
-            if end_ns < until_ns and allowed_ns >= ready_ns:
-                end_ns = until_ns
+            if end_ns < recorded_ns and allowed_ns >= ready_ns:
+                end_ns = recorded_ns
             append(end_ns)
         ends[:] = filled
         ends += begin
+
+
+class EndPlaces(NamedTuple):
+    """Where a replay has the ends of some nodes."""
+
+    position: Int  # of the end that each has or follows
+    beyond: Int  # how long after that it ends, ns
 
 
 class NodeSchedule:
@@ -344,13 +366,17 @@ class NodeSchedule:
 
     @property
     def early(self) -> Bool:
-        """Of each node without a chain, whether it started earlier than recorded."""
-        early: Bool = self._ends.take(self._edited.reduction.position) < self._edited.end
+        """Of each row, whether its node started earlier than recorded."""
+        recorded = self._edited.recorded
+        early: Bool = self._ends[len(self._ends) - len(recorded) :] < recorded
         return early
 
     def ends(self, nodes: Int) -> Int:
-        measured = self._edited.graph.shifted_ends(nodes, self._shift)
-        return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, measured)
+        """Of nodes that are computed, or end the step."""
+        return self.ends_at(self._edited.places(nodes))
+
+    def ends_at(self, places: EndPlaces) -> Int:
+        return self._ends.take(places.position) + places.beyond
 
     @cached_property
     def times(self) -> NodeTimes:
@@ -378,6 +404,8 @@ class NodeSchedule:
 
 NEVER = -(1 << 60)
 """A lag that no time of a run makes up for, ns."""
+FOREVER = 1 << 62
+"""A time that no run reaches, ns."""
 
 
 class WaitedEnds(Struct, frozen=True, eq=False, dict=True):
@@ -386,12 +414,23 @@ class WaitedEnds(Struct, frozen=True, eq=False, dict=True):
     position: Int
     edge: Int  # -1 for none
     chain: Int  # the chained node from which the edge comes, position in `chained`; -1 for none
-    continues: Bool  # whether it is the row before, of the same node
+    continued: Int  # rows for which it is the row before, of the same node
 
     @cached_property
     def positions(self) -> list[int]:
         positions: list[int] = self.position.tolist()
         return positions
+
+
+class RowLags(Struct, frozen=True, eq=False, dict=True):
+    """From the two ends that each row waits for, ns."""
+
+    first: Int
+    second: Int
+
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int]]:
+        return self.first.tolist(), self.second.tolist()
 
 
 class Reduction:
@@ -406,21 +445,21 @@ class Reduction:
     one a row.
     """
 
-    def __init__(self, graph: RunGraph, computed: Int, apart: Bool | None = None) -> None:
-        """Prepare these nodes of a graph.
+    def __init__(self, segment: ReplaySegment, apart: Bool | None = None) -> None:
+        """Prepare the nodes of a segment.
 
         Args:
-            graph: of the run.
-            computed: nodes, ascending.
-            apart: of each of them, whether it counts as core in any case.
+            segment: of the run.
+            apart: of each of its nodes, whether it counts as core in any case.
         """
+        graph, computed = segment.graph, segment.computed
         self.computed = computed
         count = graph.first[computed + 1] - graph.first[computed]
         is_chained = (count == 1) & (graph.delay[computed] == 0)
         if apart is not None:
             is_chained &= ~apart
         # Of `computed`, those that only follow another node, and all others, both in order.
-        self.chained, self.core, self._is_core = computed[is_chained], computed[~is_chained], ~is_chained
+        self.chained, core, self._is_core = computed[is_chained], computed[~is_chained], ~is_chained
         self.chained_edge = graph.first[self.chained]
         self._owner, self.edges = ranges(graph.first[computed], count)
         sources = graph.src[self.edges]
@@ -429,43 +468,35 @@ class Reduction:
         self._span = int(computed[-1]) + 1 - begin if len(computed) else 0
         is_computed = np.zeros(self._span + 1, dtype=bool)
         is_computed[computed - begin] = True
-        # Nodes that they wait for and that stay as they are, ascending.
-        self.outside = unique(sources[~is_computed[self._rows(sources)]])
-        self._without_edges = np.flatnonzero(count[~is_chained] == 0)
-        rows_of_core = np.maximum(count[~is_chained] - 1, 1)
-        self.last = np.cumsum(rows_of_core) - 1  # row of each core node
-        self.rows = int(rows_of_core.sum())
-        self.start = graph.start[self.core]
-        self.position = 1 + len(self.outside) + self.last  # of each core node's end
+        # Nodes that they wait for or that end the step, and that stay as they are, ascending.
+        asked = np.concatenate((sources, segment.enders))
+        self.outside = unique(asked[~is_computed[self._rows(asked)]])
+        of_core, within = ranges(np.zeros(len(core), dtype=np.int64), np.maximum(count[~is_chained] - 1, 1))
+        self.node, self.rows = core[of_core], len(of_core)  # of each row, and their number
+        is_last = np.append(of_core[1:] != of_core[:-1], True)[: self.rows]
+        self._last, self.inner = np.flatnonzero(is_last), np.flatnonzero(~is_last)  # rows of a node
+        self._without_edges: Int = self._last[count[~is_chained] == 0]
+        self.start = graph.start[self.node]
 
         # Of each node: its position among the ends, 0 for none, and its number among the chained ones. A
-        # chain has the position of the end before it; `_jumps` lead along chains, doubling their length.
+        # chain has the position of the end before it.
         self._position = np.zeros(self._span + 1, dtype=np.int64)
-        self._position[self.core - begin] = self.position
+        self._position[core - begin] = 1 + len(self.outside) + self._last
         self._number = np.full(self._span + 1, -1)
         self._number[self.chained - begin] = np.arange(len(self.chained))
-        position, up = self._known(graph.src[self.chained_edge])
-        # Of the last ones, "the one before" is one without a weight.
-        none = len(up)
-        up = np.append(np.where(up < 0, none, up), none)
-        self._jumps = []
-        root = np.append(np.where(up[:-1] == none, position, 0), 0)
-        while (up != none).any():
-            self._jumps.append(up)
-            root = np.maximum(root, root[up])
-            up = up[up]
-        self._position[self.chained - begin] = root[:-1]
+        position, self._before = self.known(graph.src[self.chained_edge])
+        first = np.where(self._before < 0, position, 0)
+        self._position[self.chained - begin] = ancestor_sums(self._before, first)
 
         # What each row waits for: two edges of its node, or the row before and one edge.
-        of_core, within = ranges(np.zeros(len(rows_of_core), dtype=np.int64), rows_of_core)
-        edge, edges = graph.first[self.core][of_core], count[~is_chained][of_core]
+        edge, edges = graph.first[self.node], count[~is_chained][of_core]
         first = np.where((within == 0) & (edges > 0), edge, -1)
         second = np.where(edges > 0, edge + np.where(edges == 1, 0, within + 1), -1)
         before = np.where(within > 0, len(self.outside) + np.arange(self.rows), -1)
         self.first = self._side(graph, first, before)
         self.second = self._side(graph, second, np.full(self.rows, -1))
 
-    def _known(self, nodes: Int) -> tuple[Int, Int]:
+    def known(self, nodes: Int) -> tuple[Int, Int]:
         """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""
         row = self._rows(nodes)
         position, number = self._position[row], self._number[row]
@@ -481,46 +512,38 @@ class Reduction:
         return np.where((at >= 0) & (at < self._span), at, self._span)
 
     def _side(self, graph: RunGraph, edge: Int, before: Int) -> WaitedEnds:
-        position, number = self._known(lookup(graph.src, edge, -1))
-        return WaitedEnds(np.where(before >= 0, before, position), edge, number, before >= 0)
+        position, number = self.known(lookup(graph.src, edge, -1))
+        return WaitedEnds(np.where(before >= 0, before, position), edge, number, np.flatnonzero(before >= 0))
 
     def fits(self, edit: Edit) -> bool:
         """Whether the chains are still chains under an edit."""
-        return not edit.delay[self.chained].any() and bool(edit.kept[self.chained_edge].all())
+        return not edit.delay.take(self.chained).any() and bool(edit.kept.take(self.chained_edge).all())
 
     def free(self, edit: Edit) -> Int:
-        """Positions in `core` of the nodes that have no edge, or none that is kept."""
-        kept = edit.kept[self.edges]
-        if kept.all():
+        """The rows of nodes that have no edge, or none that is kept."""
+        if edit.kept.all():
             return self._without_edges
+        kept = edit.kept[self.edges]
         waits = np.zeros(len(self.computed), dtype=bool)
         waits[self._owner[kept]] = True
-        return np.flatnonzero(~waits[self._is_core])
+        free: Int = self._last[~waits[self._is_core]]
+        return free
 
     def beyond_roots(self, edit: Edit) -> Int:
         """How long after the end before its chain each chained node ends, ns; one more for -1, 0."""
-        total = np.append(edit.lag[self.chained_edge] + edit.dur[self.chained], 0)
-        for up in self._jumps:
-            total += total.take(up)
-        return total
+        own = edit.lag.take(self.chained_edge) + edit.dur.take(self.chained)
+        return np.append(ancestor_sums(self._before, own), 0)
 
-    def lags(self, edit: Edit, beyond: Int) -> tuple[Int, Int]:
-        """The lag of both sides of each row, from the ends that they wait for."""
-        first, second = (
-            np.where(
-                lookup(edit.kept, side.edge, False),
-                lookup(edit.lag, side.edge, 0) + beyond.take(side.chain),
-                np.where(side.continues, 0, NEVER),
-            )
-            for side in (self.first, self.second)
-        )
-        return first, second
+    def lags(self, edit: Edit, beyond: Int) -> RowLags:
+        return RowLags(self._lag(self.first, edit, beyond), self._lag(self.second, edit, beyond))
 
-    def ends(self, beyond: Int, ends: Int, nodes: Int, measured: Int) -> Int:
-        """The end of each of these nodes from those of all positions; as measured if it is not computed."""
-        position, number = self._known(nodes)
-        is_computed = (number >= 0) | (position > len(self.outside))
-        return np.where(is_computed, ends.take(position) + beyond.take(number), measured)
+    @staticmethod
+    def _lag(side: WaitedEnds, edit: Edit, beyond: Int) -> Int:
+        lag = lookup(edit.lag, side.edge, NEVER) + beyond.take(side.chain)
+        if not edit.kept.all():
+            lag[~lookup(edit.kept, side.edge, True)] = NEVER
+        lag[side.continued] = 0
+        return lag
 
 
 def schedule(

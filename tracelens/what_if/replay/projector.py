@@ -110,7 +110,7 @@ class Projection(Struct, frozen=True, eq=False, dict=True):
         extremes: tuple[Delays, ...] = ("low", "high")
         step, others = self._projector.step, self._projector.alternatives
         edited = [(step, self._edited)]
-        edited += [(other, EditedSegment(other.segment, self.edit)) for other in others]
+        edited += [(other, other.edited(self.edit)) for other in others]
         replays = [replay.replayed(segment, delays) for replay, segment in edited for delays in extremes]
         return [self.step_ns, *(mean_ns(replay.dur) for replay in replays)]
 
@@ -213,7 +213,7 @@ class Projector:
             TracelensError: a duration would exceed that of any step.
         """
         edit, assumed = self._edited(request)
-        edited = EditedSegment(self.step.segment, edit)
+        edited = self.step.edited(edit)
         typical = self.step.replayed(edited)
         step_ns = mean_ns(typical.dur)
         if step_ns <= 0:

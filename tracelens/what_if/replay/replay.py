@@ -19,7 +19,6 @@ from tracelens.trace import matching
 from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
 from tracelens.what_if.replay.projector import Projector, mean_ns
 from tracelens.what_if.replay.schedule import (
-    EditedSegment,
     Extent,
     NodeTimes,
     SteadyStep,
@@ -266,7 +265,7 @@ class ReplayedStep:
         self.path["delta_ns"] = [0] * len(self.before)
         gaps = durations_only(self.graph)
         # The step replayed from durations alone, behind what was done before it.
-        self.derived = projector.step.extents(EditedSegment(projector.step.segment, gaps).schedule())
+        self.derived = projector.step.extents(projector.step.edited(gaps).schedule())
         # Of each rank, unexplained time on the critical path of its recorded step, ns by kind of node.
         self.unexplained: list[dict[str, int]] = []
         # The recorded times, and when the edges would have allowed each node to start.

@@ -87,9 +87,15 @@ class StepReplay:
         """The step on each rank with nothing changed, not repeated."""
         return SteadyStep(self.recorded, self.extents(self._same.schedule()))
 
+    def edited(self, edit: Edit) -> EditedSegment:
+        """The step's segment with an edit, which must not change any more."""
+        same = self._same.edit
+        is_same = edit.dur is same.dur and edit.delay is same.delay and edit.lag is same.lag
+        return self._same if is_same and edit.kept.all() else EditedSegment(self.segment, edit)
+
     def steady(self, edit: Edit, delays: Delays = "typical") -> SteadyStep:
         """The edited step on each rank."""
-        return self.replayed(EditedSegment(self.segment, edit), delays)
+        return self.replayed(self.edited(edit), delays)
 
     def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> SteadyStep:
         """The same of the step's segment with its edit, prepared once for several replays."""
@@ -225,6 +231,12 @@ class ReplaySegment:
         borders = () if window is None else window.end
         self.enders = np.concatenate([np.zeros(0, dtype=np.int64), *(border.node for border in borders)])
 
+    @property
+    def edges(self) -> Int:
+        """The edges to its nodes, node behind node; of hundreds of ranks too many to keep."""
+        first = self.graph.first
+        return ranges(first[self.computed], first[self.computed + 1] - first[self.computed])[1]
+
     @cached_property
     def reduction(self) -> Reduction:
         """Its nodes without chains, as measured."""
@@ -277,7 +289,7 @@ class EditedSegment:
     @cached_property
     def _free(self) -> Int:
         """The rows of nodes that wait for nothing."""
-        return self.reduction.free(self.edit)
+        return self.reduction.free(self.graph, self.edit)
 
     def waits(self, delays: Delays) -> tuple[Int, Int]:
         """What each row adds from when it is ready, and from when on it ends as recorded at least, ns."""
@@ -382,7 +394,7 @@ class NodeSchedule:
     def times(self) -> NodeTimes:
         """Start and end of all nodes, and what each waited for."""
         graph, edit, segment = self._edited.graph, self._edited.edit, self._edited.segment
-        computed, edges = segment.computed, self._edited.reduction.edges
+        computed, edges = segment.computed, segment.edges
         ends = graph.shifted_ends(np.arange(len(graph)), self._shift)
         ends[computed] = self.ends(computed)
         start, ready, via = graph.start.copy(), graph.start - graph.delay, graph.binding.copy()
@@ -453,16 +465,14 @@ class Reduction:
             apart: of each of its nodes, whether it counts as core in any case.
         """
         graph, computed = segment.graph, segment.computed
-        self.computed = computed
         count = graph.first[computed + 1] - graph.first[computed]
         is_chained = (count == 1) & (graph.delay[computed] == 0)
         if apart is not None:
             is_chained &= ~apart
         # Of `computed`, those that only follow another node, and all others, both in order.
-        self.chained, core, self._is_core = computed[is_chained], computed[~is_chained], ~is_chained
+        self.chained, core = computed[is_chained], computed[~is_chained]
         self.chained_edge = graph.first[self.chained]
-        self._owner, self.edges = ranges(graph.first[computed], count)
-        sources = graph.src[self.edges]
+        sources = graph.src[segment.edges]
         # A step's nodes lie close together: tables of nodes begin with its first and end with all others.
         self._begin = begin = int(computed[0]) if len(computed) else 0
         self._span = int(computed[-1]) + 1 - begin if len(computed) else 0
@@ -519,14 +529,13 @@ class Reduction:
         """Whether the chains are still chains under an edit."""
         return not edit.delay.take(self.chained).any() and bool(edit.kept.take(self.chained_edge).all())
 
-    def free(self, edit: Edit) -> Int:
+    def free(self, graph: RunGraph, edit: Edit) -> Int:
         """The rows of nodes that have no edge, or none that is kept."""
         if edit.kept.all():
             return self._without_edges
-        kept = edit.kept[self.edges]
-        waits = np.zeros(len(self.computed), dtype=bool)
-        waits[self._owner[kept]] = True
-        free: Int = self._last[~waits[self._is_core]]
+        waits = np.zeros(len(graph), dtype=bool)
+        waits[graph.dst[edit.kept]] = True
+        free: Int = self._last[~waits[self.node[self._last]]]
         return free
 
     def beyond_roots(self, edit: Edit) -> Int:

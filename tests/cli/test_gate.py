@@ -125,7 +125,7 @@ def test_rules_of_a_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
         (["base.json", "after", "--rule", "moe.time<=1"], "no MoE layer"),
         (["base.json", "after", "--scope", "linked"], "use the same --scope for both"),
         (["base.json", "after", "--confidence", "99"], "must be above 0.5 and below 1"),
-        (["base.json", "after", "--config", "no.toml"], "no.toml: cannot be read"),
+        (["base.json", "after", "--config", "no.toml"], "no.toml: no such file"),
         (["base.json", "after", "--junit", "base.json/g.xml"], "cannot write base.json/g.xml"),
         (
             ["old.json", "after"],

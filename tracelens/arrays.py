@@ -23,7 +23,7 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         index: into `values`, -1 for none.
         missing: one value, or one for each index.
     """
-    if len(values) <= len(index) and not isinstance(missing, np.ndarray):
+    if 4 * len(values) <= len(index) and not isinstance(missing, np.ndarray):
         # One value more takes less time than a branch for each index.
         extended = np.empty(len(values) + 1, dtype=values.dtype)
         extended[0], extended[1:] = missing, values

@@ -87,6 +87,17 @@ def test_other_lags_of_an_edit_are_replayed_as_an_edit_of_their_own(
         ).all()
 
 
+@given(drawings)
+def test_what_waits_for_nothing_any_more_stays_though_it_was_early(drawing: Drawing) -> None:
+    recorded = build(draw_run(drawing.text))
+    graph, edit = recorded.graph, Edit.of(recorded.graph)
+    edit.kept[:] = False
+    for window in (None, *recorded.windows):
+        edited = schedule.EditedSegment(schedule.ReplaySegment(graph, window), edit)
+        early = np.ones(edited.reduction.rows, dtype=bool)
+        assert (edited.schedule(early=early).times.end == graph.end).all()
+
+
 def test_what_no_edit_changes_is_made_once() -> None:
     made: list[str] = []
 

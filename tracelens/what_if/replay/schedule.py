@@ -326,6 +326,7 @@ class EditedSegment:
         more, ready = self.waits(delays)
         if early is not None and early.any():
             recorded = np.where(early, NEVER, recorded)
+            recorded[self._free] = self.recorded[self._free]  # what waits for nothing stays as recorded
         ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
         ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
         if native := native_core():

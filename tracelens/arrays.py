@@ -27,8 +27,8 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         # One value more takes less time than a branch for each index.
         extended = np.empty(len(values) + 1, dtype=values.dtype)
         extended[0], extended[1:] = missing, values
-        place = index + 1
-        return extended.take(np.maximum(place, 0, out=place))
+        shifted = index + 1
+        return extended.take(np.maximum(shifted, 0, out=shifted))
     absent = index < 0
     count = np.count_nonzero(absent)
     if count == 0:

@@ -118,7 +118,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         why = "; ".join([*splitter.problems, *([f"dropped: {lost}"] if lost else [])])
         raise ParseError(path, f"no intact trace event{f' ({why})' if why else ''}; {_AGAIN}")
     known = [EVENT_KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
-    kind = np.array(known, dtype=np.int32)[rows.table.category]
+    kind = np.array(known, dtype=np.int8)[rows.table.category]
     unread = unread_device_events(path, table, rows, kind, dialect.kinds, dialect.accelerators)
     pids, tids, threads = _threads(table)
     pid, tid = pids[rows.table.pid], tids[rows.table.tid]

@@ -236,7 +236,8 @@ class _Whole(Struct, frozen=True, dict=True):
 
     def largest(self, limit: int) -> Table:
         """About `limit` rows, equally many of each rank."""
-        kept = self._place < limit // max(len(unique(self._rank)), 1)
+        ranks = int((self._before == 0).sum())
+        kept = self._before < limit // max(ranks, 1)
         if self.table.schema.kind == "tree":
             above = self._parents[kept]
             while len(above := above[(above >= 0) & ~kept[above]]):
@@ -245,18 +246,15 @@ class _Whole(Struct, frozen=True, dict=True):
         return self.table.take(np.flatnonzero(kept))
 
     @cached_property
-    def _rank(self) -> Int:
-        table = self.table
-        return table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
-
-    @cached_property
-    def _place(self) -> Int:
+    def _before(self) -> Int:
         """How many rows of its rank are before each row: of a tree the larger ones."""
-        size = size_column(self.table) if self.table.schema.kind == "tree" else ""
-        order = ordered(-self.table.array(size)) if size else np.arange(len(self.table))
-        place = np.empty(len(self.table), np.int64)
-        place[order] = position_on_rank(self._rank[order])
-        return place
+        table = self.table
+        rank = table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
+        size = size_column(table) if table.schema.kind == "tree" else ""
+        order = ordered(-table.array(size)) if size else np.arange(len(table))
+        before = np.empty(len(table), np.int64)
+        before[order] = position_on_rank(rank[order])
+        return before
 
     @cached_property
     def _parents(self) -> Int:

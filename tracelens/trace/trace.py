@@ -392,7 +392,7 @@ class Trace(Struct, frozen=True, dict=True):
         has_name = np.zeros((len(kind.values), len(name.values)), dtype=bool)
         has_name[kind.codes, name.codes] = True
         return Events(
-            kind=kind.codes.astype(np.int8),  # compared with many times, a few bytes at once
+            kind=kind.codes.astype(np.int8, copy=False),  # compared with many times, a few bytes at once
             name=name.codes,
             start=start,
             end=start + table.array("dur_ns"),

@@ -105,9 +105,6 @@ def _started(serve: str) -> Popen[bytes]:
 class ServingCopy(Copy):
     """A copy of this process that is served like a child that was started."""
 
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-
     def __init__(self, serve: Serve, others: Sequence[Child]) -> None:
         (source, tasks), (answers, target) = _pipe(), _pipe()
         self.stdin, self.stdout = tasks, answers

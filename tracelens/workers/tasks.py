@@ -28,7 +28,6 @@ from tracelens.limits import VARIABLE, applied
 from tracelens.packing import PackedPart
 from tracelens.read import BESIDE, GraphSources, SideTraces
 from tracelens.workers.aside import combine
-from tracelens.workers.cores import can_copy
 from tracelens.workers.memory import keep_freed
 
 if TYPE_CHECKING:
@@ -218,9 +217,7 @@ def analyze_files(
     portions: list[Portion] = []
     parts_file = PartsFile() if len(files) >= MANY_RANKS else None
     # Of many ranks memory counts more than time; where there are no processes, there is little to do.
-    worth = (
-        fork and parts_file is None and isinstance(execute, Local) and bool(execute.processes) and can_copy()
-    )
+    worth = fork and parts_file is None and isinstance(execute, Local) and bool(execute.processes)
     for portion in execute(tasks):
         if park is not None:
             park.add(portion.trace)

@@ -163,13 +163,15 @@ class PrefixHashes(NamedTuple):
     inverse: Hash  # of these powers, modulo 2^64
 
     @staticmethod
-    def of(items: Hash) -> PrefixHashes:
-        powers = np.full((2, len(items) + 1), 1, dtype=np.uint64)
+    def of(*lists: Hash) -> list[PrefixHashes]:
+        """Of lists of one length, which share the powers."""
+        powers = np.full((2, len(lists[0]) + 1), 1, dtype=np.uint64)
         powers[:, 1:] = np.array([[_RADIX], [pow(_RADIX, -1, 1 << 64)]], dtype=np.uint64)
         power, inverse = np.multiply.accumulate(powers, axis=1)
-        total = np.zeros(len(items) + 1, dtype=np.uint64)
-        np.cumsum(_mixed(items) * power[:-1], out=total[1:])
-        return PrefixHashes(total, power, inverse)
+        totals = np.zeros((len(lists), len(power)), dtype=np.uint64)
+        for total, items in zip(totals, lists, strict=True):
+            np.cumsum(_mixed(items) * power[:-1], out=total[1:])
+        return [PrefixHashes(total, power, inverse) for total in totals]
 
     def slices(self, low: Int, high: Int) -> Hash:
         """Hashes of the slices from each `low` up to its `high`."""
@@ -284,8 +286,8 @@ class Forest(Struct, frozen=True, dict=True):
     def _prefixes_of_leaves(self) -> dict[bool, PrefixHashes]:
         """Hashes of all leaves: by their names alone, and with their arguments."""
         leaves = np.flatnonzero(self.size == 1)
-        keys = ((True, self.named), (False, self.signature))
-        return {named: PrefixHashes.of(key[leaves]) for named, key in keys}
+        by_name, by_arguments = PrefixHashes.of(self.named[leaves], self.signature[leaves])
+        return {True: by_name, False: by_arguments}
 
     def leaves(self, nodes: Int, *, named: bool = False) -> LeafHashes:
         """The leaves below nodes, which are in order of time and none inside another, and those among them.
@@ -384,6 +386,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     frames |= events.where("python") & events.named(lambda name: name.startswith(_MODULE))
     frame = lookup(nearest(events.parent, events.depth, frames), events.parent[rows], -1)
     scope = lookup(name_hashes, lookup(events.name, frame, -1), 0)
+    loose, strict = _subtree_hashes(size, named, signature)
     return Forest(
         event=rows,
         name=events.name[rows],
@@ -399,8 +402,8 @@ def forest(trace: Trace, marks: Int) -> Forest:
         scope=scope,
         named=named,
         signature=signature,
-        loose=_subtree_hashes(named, size),
-        strict=_subtree_hashes(signature, size),
+        loose=loose,
+        strict=strict,
         names=events.names,
     )
 
@@ -424,7 +427,7 @@ def _mixed(values: Hash) -> Hash:
     return result
 
 
-def _subtree_hashes(own: Hash, size: Int) -> Hash:
+def _subtree_hashes(size: Int, *own: Hash) -> list[Hash]:
     """Hash of each subtree: of the own hashes of its nodes, and of how many are below each."""
-    node = np.arange(len(own))
-    return PrefixHashes.of(own + _MIX * size.astype(np.uint64)).slices(node, node + size)
+    node, below = np.arange(len(size)), _MIX * size.astype(np.uint64)
+    return [hashes.slices(node, node + size) for hashes in PrefixHashes.of(*(each + below for each in own))]

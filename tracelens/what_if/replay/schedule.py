@@ -480,8 +480,8 @@ class Reduction:
         is_computed = np.zeros(self._span + 1, dtype=bool)
         is_computed[computed - begin] = True
         # Nodes that they wait for or that end the step, and that stay as they are, ascending.
-        asked = np.concatenate((sources, segment.enders))
-        self.outside = unique(asked[~is_computed[self._rows(asked)]])
+        needed = np.concatenate((sources, segment.enders))
+        self.outside = unique(needed[~is_computed[self._rows(needed)]])
         of_core, within = ranges(np.zeros(len(core), dtype=np.int64), np.maximum(count[~is_chained] - 1, 1))
         self.node, self.rows = core[of_core], len(of_core)  # of each row, and their number
         is_last = np.append(of_core[1:] != of_core[:-1], True)[: self.rows]

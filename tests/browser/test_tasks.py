@@ -36,6 +36,8 @@ class Reader:
         self.driver, self.results, self.clicks = driver, results, 0
         driver.get("about:blank")  # forgets what the address chose
         driver.get(address)
+        drawn = "const done = arguments[0]; Promise.resolve(tracelens.picture?.ready).then(() => done())"
+        driver.execute_async_script(drawn)
 
     def click(self, selector: str) -> None:
         """Click an element, which has to be in sight."""
@@ -174,6 +176,19 @@ def test_what_launch_free_would_give(page: Page) -> None:
     verdict = reader.read(".verdict")
     assert duration(row["base_ns"]) in verdict
     assert duration(row["projected_ns"]) in verdict
+
+
+@pytest.mark.parametrize("name", ["ep4", "one_gpu"])
+def test_what_is_below_the_picture_moves_once_when_it_is_drawn(page: Page, name: str) -> None:
+    reader = page(name)
+    until(lambda: reader.driver.execute_script("return !!window.Plotly"))
+    shifts = """
+        const done = arguments[0];
+        const observer = new PerformanceObserver((list) => done(list.getEntries().length));
+        observer.observe({type: "layout-shift", buffered: true});
+        setTimeout(() => done(0), 500);
+    """
+    assert reader.driver.execute_async_script(shifts) <= 1
 
 
 @pytest.mark.parametrize("name", ["ep4", "token_skew", "one_gpu"])

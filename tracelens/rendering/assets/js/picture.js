@@ -34,6 +34,7 @@
       this.subject = -1; // of many ranks, the one that is compared with the slowest and the fastest
       this.cursor = null; // {row, at}: the piece whose card is shown
       this.printing = false;
+      this.complete = false; // only then drawn, at its full height at once: what is below must not move under a pointer
       this.frameMs = 0;
     }
 
@@ -186,7 +187,7 @@
     }
 
     redraw() {
-      this.frame ||= requestAnimationFrame(() => this.draw());
+      if (this.complete) this.frame ||= requestAnimationFrame(() => this.draw());
     }
 
     draw() {
@@ -473,12 +474,14 @@
 
   async function start(picture) {
     await picture.load();
-    picture.writeLegend();
     tracelens.gestures(picture);
     picture.select(tracelens.selection); // an address may have chosen already
-    picture.draw();
-    picture.drawOverview();
     await picture.loading;
+    picture.complete = true;
+    picture.writeLegend();
+    picture.draw();
+    picture.settled();
+    picture.drawOverview();
     return true;
   }
 

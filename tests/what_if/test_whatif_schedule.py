@@ -14,6 +14,8 @@ from tracelens.what_if import Edit, ScenarioContext
 from tracelens.what_if.graph import build
 from tracelens.what_if.replay import schedule
 
+DELAYS: tuple[schedule.Delays, ...] = ("typical", "low", "high")
+
 pytestmark = pytest.mark.usefixtures("each_core")
 
 
@@ -75,8 +77,7 @@ def test_other_lags_of_an_edit_are_replayed_as_an_edit_of_their_own(
         edit.kept[edge : edge + 1] = False
     segment = schedule.ReplaySegment(graph, data.draw(st.sampled_from([None, *recorded.windows])))
     edited, shorter = schedule.EditedSegment(segment, edit), edit.lag // 2
-    kinds: tuple[schedule.Delays, ...] = ("typical", "low", "high")
-    for delays in kinds:
+    for delays in DELAYS:
         edited.schedule(delays)
         other = Edit(edit.dur, edit.delay, shorter, edit.kept)
         expected = schedule.EditedSegment(segment, other).schedule(delays).times
@@ -96,6 +97,31 @@ def test_what_waits_for_nothing_any_more_stays_though_it_was_early(drawing: Draw
         edited = schedule.EditedSegment(schedule.ReplaySegment(graph, window), edit)
         early = np.ones(edited.reduction.rows, dtype=bool)
         assert (edited.schedule(early=early).times.end == graph.end).all()
+
+
+@given(drawings, st.data())
+def test_a_repetition_is_what_a_replay_from_the_begin_gives(drawing: Drawing, data: st.DataObject) -> None:
+    recorded = build(draw_run(drawing.text))
+    graph, edit = recorded.graph, Edit.of(recorded.graph)
+    for values in (edit.dur, edit.lag, edit.delay):
+        for row in data.draw(st.sets(st.integers(0, max(len(values) - 1, 0)), max_size=3)):
+            values[row : row + 1] //= 2
+    for edge in data.draw(st.sets(st.integers(0, max(len(edit.kept) - 1, 0)), max_size=2)):
+        edit.kept[edge : edge + 1] = False
+    segment = schedule.ReplaySegment(graph, data.draw(st.sampled_from([None, *recorded.windows])))
+    edited = schedule.EditedSegment(segment, edit)
+    delays = data.draw(st.sampled_from(DELAYS))
+    replay = edited.schedule(delays)
+    early = np.zeros(edited.reduction.rows, dtype=bool)
+    for _ in range(3):
+        early, shift = early | replay.early, np.zeros(graph.lanes, dtype=np.int64)
+        for row in data.draw(st.sets(st.integers(0, len(early)), max_size=3)):
+            early[row : row + 1] = True
+        for lane in data.draw(st.sets(st.integers(0, graph.lanes), max_size=2)):
+            shift[lane : lane + 1] = data.draw(st.integers(-10_000, 10_000))
+        replay = replay.repeated(shift, early)
+        for ours, theirs in zip(replay.times, edited.schedule(delays, shift, early).times, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_no_edit_changes_is_made_once() -> None:

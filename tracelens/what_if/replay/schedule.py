@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice
@@ -120,17 +121,17 @@ class StepReplay:
         first: what was ready earlier once has its delay from then on, as has what `known_early` names.
         """
         reduction = edited.reduction
-        next_begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
+        shift = np.zeros(self.graph.lanes, dtype=np.int64)
         early, known = np.zeros(reduction.rows, dtype=bool), np.zeros(len(self.graph), dtype=bool)
         known[known_early] = True
         known = known.take(reduction.node)
         enders, last = edited.places(self.segment.enders), edited.places(self._last)
-        stride = 1
+        stride, next_begin = 1, self._begin
         taken = np.full(len(next_begin), -1)
-        for _ in range(_MOST_REPETITIONS):
-            begin, schedule = next_begin, edited.schedule(delays, shift, early)
-            if not len(self._lanes):
-                break
+        begin, schedule = next_begin, edited.schedule(delays, shift, early)
+        for repetition in range(_MOST_REPETITIONS if len(self._lanes) else 0):
+            if repetition:
+                begin, schedule = next_begin, schedule.repeated(shift, early)
             end = np.maximum.reduceat(schedule.ends_at(enders), self._first_ender)
             taken_before, taken = taken, end - begin
             before, (next_begin, shift) = shift, self._left_behind(end, schedule.ends_at(last))
@@ -322,32 +323,53 @@ class EditedSegment:
             shift: how much later than recorded each thread and stream was done before, ns.
             early: of each row, whether it counts as ready earlier than recorded in any case.
         """
-        known, lags, recorded = self.reduction, self.lags, self.recorded
-        more, ready = self.waits(delays)
+        known = self.reduction
+        ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
+        ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
+        self._fill(ends, *self._limits(delays, early))
+        return NodeSchedule(self, delays, ends, shift, early)
+
+    def repeat(self, last: NodeSchedule, shift: Int, early: Bool) -> NodeSchedule:
+        """What follows a schedule of it, with more rows that count as early: most rows end as they did."""
+        known, ends, first = self.reduction, last.all_ends, 1 + len(self.reduction.outside)
+        outside = self.graph.shifted_ends(known.outside, shift)
+        moved = 1 + np.flatnonzero(outside != ends[1:first])
+        more_early = np.flatnonzero(early if last.counted is None else early & ~last.counted)
+        # Those of them that were early already end as they did.
+        held = more_early[ends[first + more_early] == self.recorded[more_early]]
+        if len(moved) or len(held):
+            ends, limits = ends.copy(), self._limits(last.delays, early)
+            ends[1:first] = outside
+            if native_core():  # which has filled all rows before others are found
+                self._fill(ends, *limits)
+            else:
+                self._follow(ends, [*known.followers_of(moved), *held.tolist()], *limits)
+        return NodeSchedule(self, last.delays, ends, shift, early)
+
+    def _limits(self, delays: Delays, early: Bool | None) -> tuple[Int, Int, Int]:
+        """`waits`, and when each row ends as recorded, ns: `NEVER` if it counts as early."""
+        recorded = self.recorded
         if early is not None and early.any():
             recorded = np.where(early, NEVER, recorded)
             recorded[self._free] = self.recorded[self._free]  # what waits for nothing stays as recorded
-        ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
-        ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
+        return *self.waits(delays), recorded
+
+    def _fill(self, ends: Int, more: Int, ready: Int, recorded: Int) -> None:
+        """The ends of all rows, behind those that are known: each after the later of its two."""
+        known, lags = self.reduction, self.lags
         if native := native_core():
             first, second = known.first.position, known.second.position
             native.replay(first, lags.first, second, lags.second, more, ready, recorded, ends)
-        else:
-            self._fill(ends, more, ready, recorded)
-        return NodeSchedule(self, ends, shift)
-
-    def _fill(self, ends: Int, more: Int, ready: Int, recorded: Int) -> None:
-        """The ends of all rows, behind those that are known; what the native core does."""
-        known = self.reduction
+            return
         # By a clock that begins with the segment: Python adds small numbers faster.
         begin = int(ends[-1 - known.rows])
         filled = (ends[: -known.rows or None] - begin).tolist()
         append = filled.append
         for source, lag, other, other_lag, more_ns, ready_ns, recorded_ns in zip(
             known.first.positions,
-            self.lags.lists[0],
+            lags.lists[0],
             known.second.positions,
-            self.lags.lists[1],
+            lags.lists[1],
             more.tolist(),
             (ready - begin).tolist(),
             (recorded - begin).tolist(),
@@ -363,6 +385,28 @@ class EditedSegment:
         ends[:] = filled
         ends += begin
 
+    def _follow(self, ends: Int, rows: list[int], more: Int, ready: Int, recorded: Int) -> None:
+        """The ends of these rows, and of all that follow from them."""
+        known, lags = self.reduction, self.lags
+        begin, before = len(ends) - known.rows, -1
+        heapq.heapify(rows)  # none waits for one behind it
+        while rows:
+            row = heapq.heappop(rows)
+            if row == before:
+                continue
+            before = row
+            allowed_ns = max(
+                ends.item(known.first.position.item(row)) + lags.first.item(row),
+                ends.item(known.second.position.item(row)) + lags.second.item(row),
+            )
+            end_ns = allowed_ns + more.item(row)
+            if end_ns < recorded.item(row) and allowed_ns >= ready.item(row):
+                end_ns = recorded.item(row)
+            if end_ns != ends.item(begin + row):
+                ends[begin + row] = end_ns
+                for follower in known.followers_of([begin + row]):
+                    heapq.heappush(rows, follower)
+
 
 class EndPlaces(NamedTuple):
     """Where a replay has the ends of some nodes."""
@@ -374,14 +418,22 @@ class EndPlaces(NamedTuple):
 class NodeSchedule:
     """A replayed segment."""
 
-    def __init__(self, edited: EditedSegment, ends: Int, shift: Int | None) -> None:
-        self._edited, self._ends, self._shift = edited, ends, shift
+    def __init__(
+        self, edited: EditedSegment, delays: Delays, ends: Int, shift: Int | None, early: Bool | None
+    ) -> None:
+        self._edited, self.delays, self._shift = edited, delays, shift
+        self.all_ends = ends  # as a reduction's positions count them
+        self.counted = early  # rows that count as ready earlier than recorded in any case
+
+    def repeated(self, shift: Int, early: Bool) -> NodeSchedule:
+        """The same segment, later: with another shift, and more rows that count as early."""
+        return self._edited.repeat(self, shift, early)
 
     @property
     def early(self) -> Bool:
         """Of each row, whether its node started earlier than recorded."""
         recorded = self._edited.recorded
-        early: Bool = self._ends[len(self._ends) - len(recorded) :] < recorded
+        early: Bool = self.all_ends[len(self.all_ends) - len(recorded) :] < recorded
         return early
 
     def ends(self, nodes: Int) -> Int:
@@ -389,7 +441,7 @@ class NodeSchedule:
         return self.ends_at(self._edited.places(nodes))
 
     def ends_at(self, places: EndPlaces) -> Int:
-        return self._ends.take(places.position) + places.beyond
+        return self.all_ends.take(places.position) + places.beyond
 
     @cached_property
     def times(self) -> NodeTimes:
@@ -506,6 +558,23 @@ class Reduction:
         before = np.where(within > 0, len(self.outside) + np.arange(self.rows), -1)
         self.first = self._side(graph, first, before)
         self.second = self._side(graph, second, np.full(self.rows, -1))
+
+    def followers_of(self, positions: Iterable[int]) -> list[int]:
+        """The rows that wait for these ends."""
+        begin, followers = self._followers
+        return [
+            row
+            for position in positions
+            for row in followers[begin.item(position) : begin.item(position + 1)].tolist()
+        ]
+
+    @cached_property
+    def _followers(self) -> tuple[Int, Int]:
+        """Where the rows that wait for each end begin, and these, end behind end."""
+        waited = np.concatenate((self.first.position, self.second.position))
+        row = np.tile(np.arange(self.rows), 2)[np.argsort(waited, kind="stable")]
+        count = np.bincount(waited, minlength=1 + len(self.outside) + self.rows)
+        return np.append(0, np.cumsum(count)), row
 
     def known(self, nodes: Int) -> tuple[Int, Int]:
         """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""

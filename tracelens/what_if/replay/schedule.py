@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice
@@ -333,17 +333,13 @@ class EditedSegment:
         """What follows a schedule of it, with more rows that count as early: most rows end as they did."""
         known, ends, first = self.reduction, last.all_ends, 1 + len(self.reduction.outside)
         outside = self.graph.shifted_ends(known.outside, shift)
-        moved = 1 + np.flatnonzero(outside != ends[1:first])
-        more_early = np.flatnonzero(early if last.counted is None else early & ~last.counted)
-        # Those of them that were early already end as they did.
-        held = more_early[ends[first + more_early] == self.recorded[more_early]]
-        if len(moved) or len(held):
+        more_early = early if last.counted is None else early & ~last.counted
+        # What was early before it counted as early ends as it did.
+        if (outside != ends[1:first]).any() or (more_early & (ends[first:] == self.recorded)).any():
             ends, limits = ends.copy(), self._limits(last.delays, early)
             ends[1:first] = outside
-            if native_core():  # which has filled all rows before others are found
-                self._fill(ends, *limits)
-            else:
-                self._follow(ends, [*known.followers_of(moved), *held.tolist()], *limits)
+            fill = self._fill if native_core() else self._mend
+            fill(ends, *limits)
         return NodeSchedule(self, last.delays, ends, shift, early)
 
     def _limits(self, delays: Delays, early: Bool | None) -> tuple[Int, Int, Int]:
@@ -385,27 +381,36 @@ class EditedSegment:
         ends[:] = filled
         ends += begin
 
-    def _follow(self, ends: Int, rows: list[int], more: Int, ready: Int, recorded: Int) -> None:
-        """The ends of these rows, and of all that follow from them."""
+    def _mend(self, ends: Int, more: Int, ready: Int, recorded: Int) -> None:
+        """The ends of all rows, most of which are right: as `_fill`, which takes Python longer."""
         known, lags = self.reduction, self.lags
-        begin, before = len(ends) - known.rows, -1
-        heapq.heapify(rows)  # none waits for one behind it
-        while rows:
-            row = heapq.heappop(rows)
+        first, second = known.first.position, known.second.position
+        follower_begin, followers = known.followers
+        begin = len(ends) - len(more)
+        allowed = np.maximum(ends.take(first) + lags.first, ends.take(second) + lags.second)
+        due = allowed + more
+        due = np.where((due < recorded) & (allowed >= ready), recorded, due)
+        wrong = np.flatnonzero(due != ends[begin:]).tolist()  # a heap: no row waits for one behind it
+        before = -1
+        for _ in range(len(more) // 8):  # more take longer than all of them in turn
+            if not wrong:
+                return
+            row = heapq.heappop(wrong)
             if row == before:
                 continue
-            before = row
+            before, position = row, begin + row
             allowed_ns = max(
-                ends.item(known.first.position.item(row)) + lags.first.item(row),
-                ends.item(known.second.position.item(row)) + lags.second.item(row),
+                ends.item(first.item(row)) + lags.first.item(row),
+                ends.item(second.item(row)) + lags.second.item(row),
             )
             end_ns = allowed_ns + more.item(row)
             if end_ns < recorded.item(row) and allowed_ns >= ready.item(row):
                 end_ns = recorded.item(row)
-            if end_ns != ends.item(begin + row):
-                ends[begin + row] = end_ns
-                for follower in known.followers_of([begin + row]):
-                    heapq.heappush(rows, follower)
+            if end_ns != ends.item(position):
+                ends[position] = end_ns
+                for follower in followers[follower_begin[position] : follower_begin[position + 1]].tolist():
+                    heapq.heappush(wrong, follower)
+        self._fill(ends, more, ready, recorded)
 
 
 class EndPlaces(NamedTuple):
@@ -559,17 +564,8 @@ class Reduction:
         self.first = self._side(graph, first, before)
         self.second = self._side(graph, second, np.full(self.rows, -1))
 
-    def followers_of(self, positions: Iterable[int]) -> list[int]:
-        """The rows that wait for these ends."""
-        begin, followers = self._followers
-        return [
-            row
-            for position in positions
-            for row in followers[begin.item(position) : begin.item(position + 1)].tolist()
-        ]
-
     @cached_property
-    def _followers(self) -> tuple[Int, Int]:
+    def followers(self) -> tuple[Int, Int]:
         """Where the rows that wait for each end begin, and these, end behind end."""
         waited = np.concatenate((self.first.position, self.second.position))
         row = np.tile(np.arange(self.rows), 2)[np.argsort(waited, kind="stable")]

@@ -63,6 +63,7 @@ class _Maker:
         def make() -> None:
             for thing in work():
                 pickle.dump(thing, self._made, protocol=5)
+                del thing  # it may be large, and so may be the next
                 self._made.flush()
                 os.write(tell, self._made.tell().to_bytes(8, "little"))
 
@@ -143,12 +144,8 @@ def analyze_run(
     trim()  # half of what reading took
 
     def part_of(item: Analyzer | Shared) -> Any:
-        part = item.part_of(trace, **options)
-        trim()
-        return part
-
-    def slow_parts() -> dict[str, Any]:
-        return {item.name: part_of(item) for item in slow}
+        trim()  # what the last one took
+        return item.part_of(trace, **options)
 
     # A single slow part is not worth what both processes need.
     worth = len(slow) > 1 and bool(others) and len(trace.work.event) > 0
@@ -165,13 +162,13 @@ def analyze_run(
         guard("enclosing ops", trace.once, enclosing_op)
         trim()
         give_back()
-    with beside(lambda: [slow_parts()], worth) as wait:
+    with beside(lambda: map(part_of, slow), worth) as wait:
         parts = {}
         for item in others:
             progress(f"analyzing {item.name}")
             parts[item.name] = part_of(item)
         if not worth:
-            parts |= slow_parts()
+            parts |= {item.name: part_of(item) for item in slow}
         # The parts say it all.
         trace.forget()
         give_back()  # to have room for what is combined beside the copy
@@ -180,8 +177,8 @@ def analyze_run(
         combining.combine([item for item in combining.missing if not _waits(item)])
         if worth:
             give_back()
-            (of_slow,) = wait() or (slow_parts(),)
-            parts |= of_slow
+            for item in slow:
+                (parts[item.name],) = wait() or (part_of(item),)
     # What is left of one trace is little, unless a page is made of it.
     made = combine(combining, ahead, worth=worth and ahead is not None)
     return combining.results, made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
@@ -25,7 +27,7 @@ from tracelens.table import (
     subtree_sums,
     sums,
 )
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, describe, gpu_work, shares, steps_of
+from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
 
 Label = tuple[str, str]
 """Name and forward op of a row."""
@@ -129,98 +131,106 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(
                 Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)")
             )
-        steps = steps_of(trace)
-        row, window, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), steps.edges)
-        starts_here = np.searchsorted(steps.edges, work.start[row], side="right") - 1 == window
-        # Work without extent at the very end lies behind the last edge; it counts in the last window.
-        starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
-        # Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels.
-        events = trace.arrays
-        category = np.where(work.unlinked, len(work.categories), work.category)
-        no_name = len(events.names)
-        op_name = lookup(events.name, work.op, no_name)
-        forward = lookup(events.name, work.forward, no_name)
-        first_names, second_names = [*events.names, NO_OP], [*events.names, ""]
-        distinct, code = numbered(op_name.astype(np.int64) * len(second_names) + forward)
-        pairs = [divmod(int(value), len(second_names)) for value in distinct]
-        op_labels = [(first_names[first], second_names[second]) for first, second in pairs]
-        shape, shape_labels = shape_texts(trace, work)
-        labels = [
-            [(label, "") for label in steps.labels],
-            [(name, "") for name in [*work.categories, UNLINKED]],
-            op_labels,
-            [(text, "") for text in shape_labels],
-            [(name, "") for name in work.names],
-        ]
-        path = [category.astype(np.int64), code, shape, work.name.astype(np.int64)]
-        leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
-        # The levels with a row for each step: one without GPU work is idle, but a step.
-        count = len(steps.labels)
-        top, below, *rest = levels(leaves)
-        of_step = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
-        for name, values in top.columns.items():
-            of_step[name][top.key] = values
-        every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], of_step)
-        tree = [every_step, below._replace(parent=top.key[below.parent]), *rest]
-        # Of each op group: summed durations of its calls with everything they call.
-        op_level, count = tree[2], len(events.start)
-        has_op = work.op >= 0
-        total = subtree_sums(events.parent, events.depth, sums(work.op[has_op], work.dur[has_op], count))
-        group, piece = op_level.group[starts_here], row[starts_here]
-        call = work.op[piece]
-        # Work without an op has no calls below it: its subtree is itself.
-        subtree = sums(group[call < 0], work.dur[piece[call < 0]], len(op_level.key))
-        owner, call = np.divmod(unique(group[call >= 0] * count + call[call >= 0]), count)
-        # A recursive op's inner calls are part of the outer one's subtree.
-        outer = outermost(events.parent, events.depth, call, owner)
-        subtree += sums(owner[outer], total[call[outer]], len(op_level.key))
-        # Nodes of all levels and an idle row a step.
-        length = np.diff(steps.edges)
-        idle = length - every_step.columns["exclusive_ns"]
-        nodes = [len(level.key) for level in tree]
-        offset = np.cumsum([0, *nodes[:-1]])
-        columns = {
-            name: np.concatenate([level.columns[name] for level in tree] + [np.zeros_like(idle)])
-            for name in of_step
-        }
-        # A step's row is its wall time; what its kernels do not fill is idle.
-        columns["exclusive_ns"] = np.concatenate(
-            [length, columns["exclusive_ns"][nodes[0] : -len(idle)], idle]
-        )
-        columns["subtree_ns"] = columns["sum_ns"].copy()
-        columns["subtree_ns"][offset[2] : offset[3]] = subtree
-        above = [
-            np.where(level.parent >= 0, level.parent + offset[depth - 1], -1)
-            for depth, level in enumerate(tree)
-        ]
-        parent = np.concatenate([*above, np.arange(len(idle))])
-        first_label = np.cumsum([0, *(len(texts) for texts in labels)])
-        label_of = np.concatenate(
-            [level.key + start for level, start in zip(tree, first_label, strict=False)]
-            + [np.full(len(idle), first_label[-1])]
-        )
-        depths = np.repeat([*range(len(LEVELS)), 1], [*nodes, len(idle)])
-        root = np.arange(len(parent))
-        for _ in LEVELS:
-            root = np.where(parent[root] >= 0, parent[root], root)
-        # Depth first: steps in order of time, everything below in order of weight.
-        order = depth_first(parent, np.where(parent < 0, -root, columns["exclusive_ns"]))
-        node = np.empty(len(order), dtype=np.int64)
-        node[order] = np.arange(len(order))
-        every_label = [text for level_labels in labels for text in level_labels] + [(IDLE, "")]
-        parts.append(
-            {
-                "rank": np.full(len(order), trace.meta.rank),
-                "node": np.arange(len(order)),
-                "parent": lookup(node, parent[order], -1),
-                "level": Coded(depths[order], LEVELS),
-                "name": Coded.used(label_of[order], [name for name, _ in every_label]),
-                "forward_op": Coded.used(label_of[order], [forward for _, forward in every_label]),
-                "fraction_of_step": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
-                **{name: values[order] for name, values in columns.items()},
-            }
-        )
+        parts.append(_nodes(trace, work))
     return result({"breakdown": BREAKDOWN.concat(parts)}, skips, scope=scope)
+
+
+def _nodes(trace: Trace, work: Work) -> dict[str, Any]:
+    """The rows of one rank."""
+    steps = steps_of(trace)
+    tree, labels, (piece, op_group) = _tree(trace, work, steps)
+    subtree = _subtree_ns(trace, work, piece, op_group, len(tree[2].key))
+    # Nodes of all levels and an idle row a step.
+    length = np.diff(steps.edges)
+    idle = length - tree[0].columns["exclusive_ns"]
+    nodes = [len(level.key) for level in tree]
+    offset = np.cumsum([0, *nodes[:-1]])
+    columns = {
+        name: np.concatenate([level.columns[name] for level in tree] + [np.zeros_like(idle)])
+        for name in tree[0].columns
+    }
+    # A step's row is its wall time; what its kernels do not fill is idle.
+    columns["exclusive_ns"] = np.concatenate([length, columns["exclusive_ns"][nodes[0] : -len(idle)], idle])
+    columns["subtree_ns"] = columns["sum_ns"].copy()
+    columns["subtree_ns"][offset[2] : offset[3]] = subtree
+    above = [
+        np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(tree)
+    ]
+    parent = np.concatenate([*above, np.arange(len(idle))])
+    first_label = np.cumsum([0, *(len(texts) for texts in labels)])
+    label_of = np.concatenate(
+        [level.key + start for level, start in zip(tree, first_label, strict=False)]
+        + [np.full(len(idle), first_label[-1])]
+    )
+    depths = np.repeat([*range(len(LEVELS)), 1], [*nodes, len(idle)])
+    root = np.arange(len(parent))
+    for _ in LEVELS:
+        root = np.where(parent[root] >= 0, parent[root], root)
+    # Depth first: steps in order of time, everything below in order of weight.
+    order = depth_first(parent, np.where(parent < 0, -root, columns["exclusive_ns"]))
+    node = np.empty(len(order), dtype=np.int64)
+    node[order] = np.arange(len(order))
+    every_label = [text for level_labels in labels for text in level_labels] + [(IDLE, "")]
+    return {
+        "rank": np.full(len(order), trace.meta.rank),
+        "node": np.arange(len(order)),
+        "parent": lookup(node, parent[order], -1),
+        "level": Coded(depths[order], LEVELS),
+        "name": Coded.used(label_of[order], [name for name, _ in every_label]),
+        "forward_op": Coded.used(label_of[order], [forward for _, forward in every_label]),
+        "fraction_of_step": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
+        **{name: values[order] for name, values in columns.items()},
+    }
+
+
+def _tree(trace: Trace, work: Work, steps: Steps) -> tuple[list[Level], list[list[Label]], tuple[Int, Int]]:
+    """The levels, the labels of their keys, and what work starts in a step, each with its op group."""
+    row, window, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), steps.edges)
+    starts_here = np.searchsorted(steps.edges, work.start[row], side="right") - 1 == window
+    # Work without extent at the very end lies behind the last edge; it counts in the last window.
+    starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
+    # Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels.
+    events = trace.arrays
+    category = np.where(work.unlinked, len(work.categories), work.category)
+    no_name = len(events.names)
+    op_name = lookup(events.name, work.op, no_name)
+    forward = lookup(events.name, work.forward, no_name)
+    first_names, second_names = [*events.names, NO_OP], [*events.names, ""]
+    distinct, code = numbered(op_name.astype(np.int64) * len(second_names) + forward)
+    pairs = [divmod(int(value), len(second_names)) for value in distinct]
+    op_labels = [(first_names[first], second_names[second]) for first, second in pairs]
+    shape, shape_labels = shape_texts(trace, work)
+    labels = [
+        [(label, "") for label in steps.labels],
+        [(name, "") for name in [*work.categories, UNLINKED]],
+        op_labels,
+        [(text, "") for text in shape_labels],
+        [(name, "") for name in work.names],
+    ]
+    path = [category.astype(np.int64), code, shape, work.name.astype(np.int64)]
+    leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
+    # The levels with a row for each step: one without GPU work is idle, but a step.
+    count = len(steps.labels)
+    top, below, *rest = levels(leaves)
+    of_step = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
+    for name, values in top.columns.items():
+        of_step[name][top.key] = values
+    every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], of_step)
+    tree = [every_step, below._replace(parent=top.key[below.parent]), *rest]
+    return tree, labels, (row[starts_here], tree[2].group[starts_here])
+
+
+def _subtree_ns(trace: Trace, work: Work, piece: Int, group: Int, groups: int) -> Int:
+    """Of each group of pieces, the durations of the calls of its op with everything they call."""
+    events, call, count = trace.arrays, work.op[piece], len(trace.arrays.start)
+    # Work without an op has no calls below it: its subtree is itself.
+    subtree = sums(group[call < 0], work.dur[piece[call < 0]], groups)
+    owner, call = np.divmod(unique(group[call >= 0] * count + call[call >= 0]), count)
+    # A recursive op's inner calls are part of the outer one's subtree.
+    outer = outermost(events.parent, events.depth, call, owner)
+    has_op = work.op >= 0
+    total = subtree_sums(events.parent, events.depth, sums(work.op[has_op], work.dur[has_op], count))
+    return subtree + sums(owner[outer], total[call[outer]], groups)
 
 
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:

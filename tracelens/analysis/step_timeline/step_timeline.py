@@ -17,7 +17,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host import CAUSES, idle_time
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import MODULE_MARK, NO_SHAPE, module_frames, program_scopes, shape_texts
-from tracelens.arrays import Bool, Int, distinct, lookup, typical_step
+from tracelens.arrays import Bool, Int, lookup, typical_step, unique
 from tracelens.table import (
     RANK,
     Coded,
@@ -280,7 +280,7 @@ def rank_states(trace: Trace, scope: Scope = "all") -> States:
     """
     edges = steps_of(trace).edges
     # There may be millions of pieces: none of them is kept here.
-    return merged(in_order(_cut_at(_busy_and_idle(trace, scope), edges)), edges)
+    return merged(_cut_at(in_order(_busy_and_idle(trace, scope)), edges), edges)
 
 
 def _busy_and_idle(trace: Trace, scope: Scope) -> States:
@@ -316,15 +316,27 @@ def _busy_and_idle(trace: Trace, scope: Scope) -> States:
 
 
 def _cut_at(states: States, edges: Int) -> States:
-    piece, start, end = cut(states.start, states.end, Union(edges[:-1], edges[1:]))
-    return States(start, end, states.code[piece], states.states)
+    """The pieces from the first edge to the last, cut at those between; they come in order."""
+    start, end, code, names = states
+    edges = unique(edges)
+    across = np.searchsorted(start, edges) - 1
+    is_cut = (across >= 0) & (edges < lookup(end, across, 0))
+    cuts, rows = edges[is_cut], across[is_cut]
+    start, end = np.insert(start, rows + 1, cuts), np.insert(end, rows, cuts)
+    code = np.insert(code, rows + 1, code[rows])
+    inside = slice(*np.searchsorted(start, edges[[0, -1]]).tolist())
+    return States(start[inside], end[inside], code[inside], names)
 
 
 def in_order(states: States) -> States:
     """The pieces in order of time, without those that have no extent."""
-    order = np.argsort(states.start, kind="stable")
-    order = order[states.end[order] > states.start[order]]
-    return states._replace(start=states.start[order], end=states.end[order], code=states.code[order])
+    start, end, code, names = states
+    del states  # each column goes as the next one comes
+    order = np.argsort(start, kind="stable")
+    order = order[end[order] > start[order]]
+    start = start[order]
+    end = end[order]
+    return States(start, end, code[order], names)
 
 
 def merged(states: States, edges: Int) -> States:
@@ -335,12 +347,15 @@ def merged(states: States, edges: Int) -> States:
         edges: of the steps.
     """
     # Of the different states only those that occur, once each.
-    used, place = distinct(states.code, len(states.states))
+    used = np.flatnonzero(np.bincount(states.code, minlength=len(states.states)))
     number: dict[State, int] = {}
-    of_used = [number.setdefault(states.states[code], len(number)) for code in used.tolist()]
-    code = np.array(of_used, dtype=np.int64)[place]
+    of_state = np.zeros(len(states.states), dtype=states.code.dtype)
+    of_state[used] = [number.setdefault(states.states[code], len(number)) for code in used.tolist()]
+    code = of_state.take(states.code)
     begins = np.ones(len(code), dtype=bool)
-    begins[1:] = (code[1:] != code[:-1]) | np.isin(states.start[1:], edges)
+    begins[1:] = code[1:] != code[:-1]
+    at_edge = np.searchsorted(states.start, edges)
+    begins[at_edge[at_edge < len(code)]] = True
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(code))[: len(first)] - 1
     return States(states.start[first], states.end[last], code[first], list(number))

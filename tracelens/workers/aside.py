@@ -129,7 +129,6 @@ def analyze_run(
             result_of[item.name] = item(run, result_of, **options)
         return [result_of[item.name] for item in analyzers], {}
     (trace,) = run.traces
-    slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
     is_large = len(trace.tables["events"]) >= _MANY_EVENTS
 
@@ -147,6 +146,19 @@ def analyze_run(
         trim()  # what the last one took
         return item.part_of(trace, **options)
 
+    parts: dict[str, Any] = {}
+
+    def parts_of(name: str) -> list[Any]:
+        """The part of one rank, once it is there."""
+        while name not in parts:
+            item = next(left)
+            (parts[item.name],) = wanted() or (part_of(item),)
+        return [parts.pop(name)]
+
+    combining = Combining(analyzers, parts_of, **options)
+    replaying = combining.replaying()
+    slow = sorted((item for item in items if item.slow), key=replaying.__contains__)
+    left = iter(slow)
     # A single slow part is not worth what both processes need.
     worth = len(slow) > 1 and bool(others) and len(trace.work.event) > 0
     worth = worth and len(trace.arrays.start) >= _WORTH_EVENTS and can_copy()
@@ -162,31 +174,19 @@ def analyze_run(
         guard("enclosing ops", trace.once, enclosing_op)
         trim()
         give_back()
-    with beside(lambda: map(part_of, slow), worth) as wait:
-        parts = {}
+    with beside(lambda: map(part_of, slow), worth) as wanted:
         for item in others:
             progress(f"analyzing {item.name}")
             parts[item.name] = part_of(item)
         if not worth:
-            parts |= {item.name: part_of(item) for item in slow}
+            parts |= {item.name: part_of(item) for item in left}
         # The parts say it all.
         trace.forget()
-        give_back()  # to have room for what is combined beside the copy
-        combining = Combining(analyzers, lambda name: [parts.pop(name)], **options)
-        # Meanwhile what waits for no slow part is combined.
-        combining.combine([item for item in combining.missing if not _waits(item)])
-        if worth:
-            give_back()
-            for item in slow:
-                (parts[item.name],) = wait() or (part_of(item),)
-    # What is left of one trace is little, unless a page is made of it.
-    made = combine(combining, ahead, worth=worth and ahead is not None)
+        give_back()  # to have room for what is combined beside the copies
+        # What replays the run waits for the slow parts, while a copy makes a page of all else.
+        combining.combine([item for item in combining.missing if item not in replaying])
+        made = combine(combining, ahead, worth=worth and ahead is not None)
     return combining.results, made
-
-
-def _waits(item: Analyzer | Shared) -> bool:
-    """Whether the result of an analyzer waits for a slow part, its own or one of what it needs."""
-    return item.slow or any(map(_waits, item.requires))
 
 
 def combine(combining: Combining, ahead: Ahead | None, *, worth: bool) -> Prepared:

@@ -179,8 +179,7 @@ def launch_bound(context: RankContext) -> Outcome:
             launch_times.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
     if any(events.names[code].startswith("hip") for code in unique(events.name[call])):
         launch_times.append("on ROCm")
-    with_work = context.work.take(launched)
-    idle, span = share_idle(context.work, with_work, context.called[launched])
+    idle, span = share_idle(work, context.called[launched], work.end[launched])
     of_graphs = launched_by_graph(context.trace, work)[work.is_kernel]
     in_graphs = float(of_graphs.mean()) if len(of_graphs) else 0.0
     by_graphs = f"; graphs launch {in_graphs:.0%} of the kernels" if in_graphs else ""
@@ -273,32 +272,33 @@ def launch_bound(context: RankContext) -> Outcome:
 )
 def small_kernels(context: RankContext) -> Outcome:
     """More than half of all kernels are shorter than 10 µs."""
-    work = context.work.take(context.work.is_kernel)
-    if not len(work.event):
+    kernels = np.flatnonzero(context.work.is_kernel)
+    if not len(kernels):
         return "no kernels"
-    small = work.dur < SMALL_NS
+    start, dur = context.work.start[kernels], context.work.dur[kernels]
+    small = dur < SMALL_NS
     share = float(small.mean())
     if share <= MANY_SMALL_SHARE:
         return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} µs"
     # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
     gaps = context.busy.gaps()
-    order = np.argsort(work.start, kind="stable")
-    next_kernel = np.searchsorted(work.start[order], gaps.end)
+    order = np.argsort(start, kind="stable")
+    next_kernel = np.searchsorted(start[order], gaps.end)
     next_kernel = np.minimum(next_kernel, len(order) - 1)
     next_kernel = order[next_kernel]
     lost = small[next_kernel] & (gaps.end - gaps.start < SMALL_NS)
-    in_graphs = float(launched_by_graph(context.trace, work)[small].mean())
+    in_graphs = float(launched_by_graph(context.trace, context.work)[kernels[small]].mean())
     where = union(gaps.start[lost], gaps.end[lost])
-    time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
+    time = float(dur[small].sum() / max(int(dur.sum()), 1))
     return Detection(
         (
             Quantity("share of launches", share, "fraction"),
             Quantity("share of kernel time", time, "fraction"),
-            Quantity("kernels per step", context.per_step(len(work.event)), "count"),
+            Quantity("kernels per step", context.per_step(len(kernels)), "count"),
         ),
         context.per_step(where.total),
         where,
-        f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
+        f"{share:.0%} of {context.per_step(len(kernels)):,.0f} kernels per step are shorter than "
         f"{SMALL_NS // 1000} µs ({time:.0%} of kernel time)"
         + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
         + "; the saving is the gaps before them",

@@ -156,7 +156,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         latency = events.start[work.event] - called  # also where a step's border cut the work
         kernels = work.take(work.is_kernel)
         small = kernels.dur < SMALL_NS
-        bound, span = launch_bound(everything, work, called)
+        bound, span = launch_bound(everything, called, work.end)
         kernel_time = max(int(kernels.dur.sum()), 1)
         early, small_time = latency < 0, int(kernels.dur[small].sum())
         p50, p99 = map(int, percentiles(np.maximum(latency, 0), 50, 99).tolist())
@@ -235,15 +235,20 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
-def launch_bound(everything: Work, work: Work, called: Int) -> tuple[int, int]:
+def launch_bound(everything: Work, called: Int, end: Int) -> tuple[int, int]:
     """Time in which the GPU is idle and at most one launch is under way.
+
+    Args:
+        everything: all GPU work.
+        called: start of each launch, ns.
+        end: of the work that it launched, ns.
 
     Returns:
         (that time, first start to last end of the GPU work), ns.
     """
     low, high = int(everything.start.min()), int(everything.end.max())
     busy = union(everything.start, everything.end)
-    time, depth = _depth(called, work.end)
+    time, depth = _depth(called, end)
     # Before the first launch and after the last launched work the queue is empty as well.
     time = np.concatenate(([min(low, time[0])], time, [max(high, time[-1])]))
     shallow = np.flatnonzero(np.concatenate(([0], depth)) <= 1)
@@ -255,9 +260,9 @@ def _depth(called: Int, end: Int) -> tuple[Int, Int]:
     """Number of launched and unfinished pieces of work from each point in time on."""
     begin = np.minimum(called, end)
     time = np.concatenate((begin, end))
-    step = np.concatenate((np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)))
+    step = np.repeat(np.array([1, -1], dtype=np.int8), [len(begin), len(end)])
     order = ordered(time, step)
-    return time[order], np.cumsum(step[order])
+    return time[order], np.cumsum(step[order], dtype=np.int64)
 
 
 def named(events: Events, pattern: re.Pattern[str]) -> Bool:

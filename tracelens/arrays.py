@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,20 +111,20 @@ def ordered(*keys: NDArray[Any]) -> Int:
 
     np.lexsort takes its keys the other way round, and several times as long.
     """
-    first, *others = keys
+    first = keys[0]
     # Much comes in order of time already, or as a few parts that do.
     descents = np.count_nonzero(first[1:] < first[:-1])
     if descents >= _FEW_RUNS:
         return _sorted_rows(*keys)
     rows = np.argsort(first, kind="stable") if descents else np.arange(len(first))
-    if others:
-        in_order = first[rows] if descents else first
-        is_tie = in_order[1:] == in_order[:-1]
-        if is_tie.all():
-            return ordered(*others)
-        ties = np.flatnonzero(np.append(is_tie, False) | np.append(False, is_tie))
-        tied = rows[ties]
-        rows[ties] = tied[_sorted_rows(*(key[tied] for key in keys))]
+    is_tie = np.ones(max(len(rows) - 1, 0), dtype=bool)
+    for key, next_key in pairwise(key[rows] if descents else key for key in keys):
+        is_tie &= key[1:] == key[:-1]
+        if (is_tie & (next_key[1:] < next_key[:-1])).any():
+            ties = np.flatnonzero(np.append(is_tie, False) | np.append(False, is_tie))
+            tied = rows[ties]
+            rows[ties] = tied[_sorted_rows(*(values[tied] for values in keys))]
+            break
     return rows
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work, op_arguments
@@ -270,7 +271,7 @@ class Activity(NamedTuple):
     interval: Int  # position of the interval
     start: Int  # ns
     end: Int  # ns
-    what: Int  # one of NOTHING to COLLECTING
+    what: NDArray[np.int8]  # one of NOTHING to COLLECTING
     event: Int  # row of the event that says so, of NOTHING the frame or annotation around it; -1 for none
 
     def take(self, rows: Int | Bool) -> Activity:

@@ -384,24 +384,26 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     written = lookup(counted.costs.write_bytes, counted.item, 0)
     caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
 
+    names_of = [lookup(name, row, -1) for row in (work.op, caused)]
+
     def named(pattern: re.Pattern[str]) -> Bool:
         fits = matching(names, pattern)
-        of_op, of_forward = (lookup(fits, lookup(name, row, -1), False) for row in (work.op, caused))
+        of_op, of_forward = (lookup(fits, code, False) for code in names_of)
         return of_op | of_forward
 
     of_loss = named(_LOSS)
     # In order of launch, the ops around each root of a mean of squares.
     forward = np.flatnonzero((work.op >= 0) & (work.forward < 0))
     ops = work.op[forward][np.argsort(trace.arrays.start[work.op[forward]], kind="stable")]
-    kinds = [names[code] for code in name[ops].tolist()]
+    op_name = name[ops]
     scaled, inside = [], []
-    for at in np.flatnonzero(matching(names, _ROOT)[name[ops]]).tolist():
-        before = range(max(at - _NORM_OPS, 0), at)
-        squares = [place for place in before if _SQUARE.fullmatch(kinds[place])]
-        product = next((place for place in range(at + 1, len(ops)) if kinds[place] == "aten::mul"), -1)
-        if squares and 0 < product <= at + 2:
-            inside += ops[squares[0] : product + 1].tolist()
-            scaled.append(int(ops[product]))
+    for at in np.flatnonzero(matching(names, _ROOT)[op_name]).tolist():
+        before, behind = range(max(at - _NORM_OPS, 0), at), range(at + 1, min(at + 3, len(ops)))
+        squares = [place for place in before if _SQUARE.fullmatch(names[op_name[place]])]
+        products = [place for place in behind if names[op_name[place]] == "aten::mul"]
+        if squares and products:
+            inside += ops[squares[0] : products[0] + 1].tolist()
+            scaled.append(int(ops[products[0]]))
     of_norm = np.isin(caused, inside)
     # The casts go with the first piece of each, forward and backward.
     casts, cast_bytes = (np.zeros(len(work.op), dtype=np.int64) for _ in range(2))

@@ -519,8 +519,8 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             }
         }
         is_long = pieces.cause != CODE["short gaps"]
-        keys = (each[is_long] for each in (pieces.gap, pieces.cause, host, op))
-        share, _, cause, at_host, in_op = _shares(pieces.dur[is_long], *keys)
+        long = taken((pieces.dur, pieces.gap, pieces.cause, host, op), is_long)
+        share, _, cause, at_host, in_op = _shares(*long)
         group, (cause, at_host, in_op) = codes(cause, at_host, in_op)
         by_host = stats(group, share, len(cause))
         order = np.argsort(-by_host.total, kind="stable")

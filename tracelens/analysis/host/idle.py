@@ -899,9 +899,12 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     # Row of the last piece up to each one in which the host waited for the GPU.
     emptied = blocked[~named(events, QUEUE_FULL)[call]]
     waited = np.repeat(np.append(-1, emptied), np.diff(emptied, prepend=0, append=len(what)))
-    refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
+    refill = np.flatnonzero((cause == CODE["launch overhead"]) & (waited >= 0))
+    refill = refill[gap[waited[refill]] == gap[refill]]
     cause[refill] = CODE["queue refill"]
-    return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+    event = activity.event.copy()
+    event[refill] = event[waited[refill]]
+    return cause, event
 
 
 def _in_frame(trace: Trace) -> Bool:

@@ -382,7 +382,6 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     counted = trace.once(work_costs)
     written = lookup(counted.costs.write_bytes, counted.item, 0)
     caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
-
     names_of = [lookup(name, row, -1) for row in (work.op, caused)]
 
     def named(pattern: re.Pattern[str]) -> Bool:

@@ -784,10 +784,10 @@ def host_pieces(trace: Trace, call: Int, start: Int, end: Int) -> Iterator[IdleP
     for thread in unique(number).tolist():
         rows = np.flatnonzero(number == thread)
         activity = program.during(thread, start[rows], end[rows])
-        cause, event = _causes(trace, activity)
+        cause, host = _causes(trace, activity)
         in_ops = np.flatnonzero(marked(cause, is_in_ops))
-        host, op = event.copy(), program.outermost_op[event[in_ops]]
-        host[in_ops] = np.where(op >= 0, op, event[in_ops])
+        op = program.outermost_op[host[in_ops]]
+        host[in_ops] = np.where(op >= 0, op, host[in_ops])
         yield IdlePieces(
             gap=rows[activity.interval],
             start=activity.start,

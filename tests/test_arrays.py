@@ -90,6 +90,14 @@ def test_runs_in_order_are_merged(runs):
     assert (ordered(time, -time, size) == np.lexsort((size, -time, time))).all()
 
 
+@pytest.mark.parametrize("sorted_keys", [1, 2, 3])
+def test_ties_may_be_in_order_already(sorted_keys):
+    drawn = np.random.default_rng(sorted_keys).integers(0, 4, (3, 500))
+    in_order = np.lexsort(drawn[:sorted_keys][::-1])
+    first, second, third = (key[in_order] for key in drawn)
+    assert (ordered(first, second, third) == np.lexsort((third, second, first))).all()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 1000])
 @pytest.mark.parametrize("largest", [1, 100, 1 << 40, 1 << 62])
 def test_rows_in_order_of_keys_of_any_size(rows, largest):

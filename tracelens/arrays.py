@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,27 +17,21 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -> NDArray[Scalar]:
-    """`values[index]`, and `missing` where the index is negative; keeps the dtype of `values`.
+    """`values[index]`, and `missing` where the index is -1; keeps the dtype of `values`.
 
     Args:
         values: may be empty where no index is valid.
         index: into `values`, -1 for none.
         missing: one value, or one for each index.
     """
-    if 4 * len(values) <= len(index) and not isinstance(missing, np.ndarray):
+    if len(values) <= 2 * len(index) and not isinstance(missing, np.ndarray):
         # One value more takes less time than a branch for each index.
         extended = np.empty(len(values) + 1, dtype=values.dtype)
         extended[0], extended[1:] = missing, values
-        shifted = index + 1
-        return extended.take(np.maximum(shifted, 0, out=shifted))
-    absent = index < 0
-    count = np.count_nonzero(absent)
-    if count == 0:
-        return values.take(index)
-    # Where all are absent there may be no values at all.
-    all_absent = count == len(index)
-    result = np.empty(len(index), dtype=values.dtype) if all_absent else values.take(np.maximum(index, 0))
-    np.copyto(result, missing, where=absent, casting="unsafe")
+        return extended.take(index + 1)
+    # -1 is the last value, if there is one.
+    result = values.take(index) if len(values) else np.empty(len(index), dtype=values.dtype)
+    np.copyto(result, missing, where=index < 0, casting="unsafe")
     return result
 
 
@@ -118,15 +113,18 @@ def ordered(*keys: NDArray[Any]) -> Int:
     """
     first = keys[0]
     # Much comes in order of time already, or as a few parts that do.
-    if np.count_nonzero(first[1:] < first[:-1]) >= _FEW_RUNS:
+    descents = np.count_nonzero(first[1:] < first[:-1])
+    if descents >= _FEW_RUNS:
         return _sorted_rows(*keys)
-    rows = np.argsort(first, kind="stable")
-    if len(keys) > 1:
-        in_order = first[rows]
-        is_tie = in_order[1:] == in_order[:-1]
-        ties = np.flatnonzero(np.append(is_tie, False) | np.append(False, is_tie))
-        tied = rows[ties]
-        rows[ties] = tied[_sorted_rows(*(key[tied] for key in keys))]
+    rows = np.argsort(first, kind="stable") if descents else np.arange(len(first))
+    is_tie = np.ones(max(len(rows) - 1, 0), dtype=bool)
+    for key, next_key in pairwise(key[rows] if descents else key for key in keys):
+        is_tie &= key[1:] == key[:-1]
+        if (is_tie & (next_key[1:] < next_key[:-1])).any():
+            ties = np.flatnonzero(np.append(is_tie, False) | np.append(False, is_tie))
+            tied = rows[ties]
+            rows[ties] = tied[_sorted_rows(*(values[tied] for values in keys))]
+            break
     return rows
 
 

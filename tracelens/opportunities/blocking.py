@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tracelens.analysis.host import DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
-from tracelens.arrays import Bool, Int, lookup, ordered, unique
+from tracelens.arrays import Bool, Int, isin, lookup, ordered, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Confidence, Detection, Outcome, Quantity, RankContext, Remedy, detector
@@ -386,7 +386,7 @@ def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, Uni
     parts, called = [], calls.event[mask]
     for cause in ("blocking call", "queue refill"):
         pieces = context.idle_by(cause)
-        within = np.isin(pieces.host, called)
+        within = isin(pieces.host, called)
         parts.append(union(pieces.start[within], pieces.end[within]))
     meanwhile, refill = parts
     return meanwhile, refill

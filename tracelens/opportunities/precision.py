@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.roofline import OpCalls, costing, on_matrix_units, reachable_time
@@ -19,7 +18,7 @@ from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.scaling import costs, time_ratio
-from tracelens.table import codes, nearest
+from tracelens.table import Coded, codes, nearest
 from tracelens.trace import Trace, matching, rows_by_code
 from tracelens.units import duration, plural, size_text
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario, work_costs
@@ -151,9 +150,9 @@ def wide_gemms(context: RankContext) -> Outcome:
     known = costing(context.trace, context.trace.work)
     item = known.item[context.rows]
     types = _types(context)
-    wide = np.isin(types, WIDE)
-    spent_ns = {name: int(work.dur[types == name].sum()) for name in WIDE}
-    wide_ns, all_ns = sum(spent_ns.values()), int(work.dur[types != ""].sum())
+    wide = types.mask(lambda name: name in WIDE)
+    spent_ns = {name: int(work.dur[types.equals(name)].sum()) for name in WIDE}
+    wide_ns, all_ns = sum(spent_ns.values()), int(work.dur[~types.equals("")].sum())
     if not all_ns:
         return "no GEMM or attention"
     if wide_ns < MOST * all_ns:
@@ -203,7 +202,7 @@ def wide_gemms(context: RankContext) -> Outcome:
     )
 
 
-def _types(context: RankContext) -> NDArray[np.str_]:
+def _types(context: RankContext) -> Coded:
     """The type in which each piece of work in the steps multiplies; "" for work that does not."""
     work, known = context.work, costing(context.trace, context.trace.work)
     item = known.item[context.rows]
@@ -216,8 +215,8 @@ def _types(context: RankContext) -> NDArray[np.str_]:
         else UNKNOWN
         for code, name in enumerate(work.names)
     ]
-    by_name = np.where(on_matrix_units(work), np.array([*of_name, ""])[work.name], "")
-    return np.where(item >= 0, np.array([*of_kind, ""])[item], by_name)
+    by_name = np.where(on_matrix_units(work), work.name, len(of_name))
+    return Coded.used(np.where(item >= 0, item, len(of_kind) + by_name), [*of_kind, *of_name, ""])
 
 
 def _rates(context: RankContext, kinds: Int, dtype: str) -> tuple[float, float]:
@@ -276,7 +275,7 @@ def wide_messages(context: RankContext) -> Outcome:
         return f"{wide_bytes / all_bytes:.1%} of what all-to-alls send is in 32 bits: no tokens"
     rows = np.flatnonzero(np.isin(context.work.event, sent.kernel[sent.is_wide]))
     types, dur = _types(context), context.work.dur
-    spent_ns = {name: int(dur[types == name].sum()) for name in unique(types[types != ""]).tolist()}
+    spent_ns = {name: int(dur[types.equals(name)].sum()) for name in sorted(filter(None, types.values))}
     narrow_ns = {name: ns for name, ns in spent_ns.items() if 0 < BITS.get(name, 0) <= _SUM_BITS}
     if not spent_ns or sum(narrow_ns.values()) < MOST * sum(spent_ns.values()):
         return "GEMMs and attention are not known to be in 16 bits or fewer"
@@ -383,25 +382,26 @@ def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
     counted = trace.once(work_costs)
     written = lookup(counted.costs.write_bytes, counted.item, 0)
     caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
+    names_of = [lookup(name, row, -1) for row in (work.op, caused)]
 
     def named(pattern: re.Pattern[str]) -> Bool:
         fits = matching(names, pattern)
-        of_op, of_forward = (lookup(fits, lookup(name, row, -1), False) for row in (work.op, caused))
+        of_op, of_forward = (lookup(fits, code, False) for code in names_of)
         return of_op | of_forward
 
     of_loss = named(_LOSS)
     # In order of launch, the ops around each root of a mean of squares.
     forward = np.flatnonzero((work.op >= 0) & (work.forward < 0))
     ops = work.op[forward][np.argsort(trace.arrays.start[work.op[forward]], kind="stable")]
-    kinds = [names[code] for code in name[ops].tolist()]
+    op_name = name[ops]
     scaled, inside = [], []
-    for at in np.flatnonzero(matching(names, _ROOT)[name[ops]]).tolist():
-        before = range(max(at - _NORM_OPS, 0), at)
-        squares = [place for place in before if _SQUARE.fullmatch(kinds[place])]
-        product = next((place for place in range(at + 1, len(ops)) if kinds[place] == "aten::mul"), -1)
-        if squares and 0 < product <= at + 2:
-            inside += ops[squares[0] : product + 1].tolist()
-            scaled.append(int(ops[product]))
+    for at in np.flatnonzero(matching(names, _ROOT)[op_name]).tolist():
+        before, behind = range(max(at - _NORM_OPS, 0), at), range(at + 1, min(at + 3, len(ops)))
+        squares = [place for place in before if _SQUARE.fullmatch(names[op_name[place]])]
+        products = [place for place in behind if names[op_name[place]] == "aten::mul"]
+        if squares and products:
+            inside += ops[squares[0] : products[0] + 1].tolist()
+            scaled.append(int(ops[products[0]]))
     of_norm = np.isin(caused, inside)
     # The casts go with the first piece of each, forward and backward.
     casts, cast_bytes = (np.zeros(len(work.op), dtype=np.int64) for _ in range(2))

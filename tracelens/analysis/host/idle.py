@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work, op_arguments
@@ -270,7 +271,7 @@ class Activity(NamedTuple):
     interval: Int  # position of the interval
     start: Int  # ns
     end: Int  # ns
-    what: Int  # one of NOTHING to COLLECTING
+    what: NDArray[np.int8]  # one of NOTHING to COLLECTING
     event: Int  # row of the event that says so, of NOTHING the frame or annotation around it; -1 for none
 
     def take(self, rows: Int | Bool) -> Activity:
@@ -310,14 +311,14 @@ class Host:
         ]
         frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied
         self._event = nearest(events.parent, events.depth, frames)
-        self._what = np.full(len(events.start), NOTHING)
+        self._what = np.full(len(events.start), NOTHING, dtype=np.int8)
         for what, mask in says:
             own = mask & ~events.copied  # what a graph replays takes no time of the host
             if not own.any():
                 continue
             event = nearest(events.parent, events.depth, own)
-            self._event = np.where(event >= 0, event, self._event)
-            self._what[event >= 0] = what
+            rows = np.flatnonzero(event >= 0)
+            self._event[rows], self._what[rows] = event[rows], what
         self._long_ops = long_ops(trace)
         recorded = overhead(events)
         self._overhead = [
@@ -362,20 +363,18 @@ class Host:
             start: ns, of disjoint intervals in order of time.
             end: ns.
         """
-        own = self._of_thread(number, start, end)
-        for what, rows in self._overhead:
-            own = self._with_overhead(number, own, what, rows)
-        parts = [own.take(own.what != NOTHING)]
-        silent = own.take(own.what == NOTHING)
+        own = self._with_overhead(number, self._of_thread(number, start, end))
+        parts, silent = [], own.take(own.what == NOTHING)
         others = [other for other, pid in self._pid.items() if pid == self._pid[number] and other != number]
         for other in others[:OTHER_THREADS]:
             if not len(silent.start):
                 break
             activity = self._of_thread(other, silent.start, silent.end)
             activity = activity.take(activity.what != NOTHING)
-            parts.append(activity._replace(interval=silent.interval[activity.interval]))
-            silent = silent.outside(union(activity.start, activity.end))
-        return _in_order(*parts, silent)
+            if len(activity.start):
+                parts.append(activity._replace(interval=silent.interval[activity.interval]))
+                silent = silent.outside(union(activity.start, activity.end))
+        return _in_order(own.take(own.what != NOTHING), *parts, silent) if parts else own
 
     def _of_thread(self, number: int, start: Int, end: Int) -> Activity:
         """What one thread did in intervals."""
@@ -441,26 +440,28 @@ class Host:
         held = (what == BUSY) | ((what == NOTHING) & (2 * (end - start) > dur))
         return owner, held & (piece == np.searchsorted(borders, end))
 
-    def _with_overhead(self, number: int, activity: Activity, what: int, overhead: Int) -> Activity:
+    def _with_overhead(self, number: int, activity: Activity) -> Activity:
         """The same, but for what overhead held up: a busy thread, or one of which nothing else is known."""
-        _, held = self._held_up(number, overhead)
-        times = calls(self._events, overhead[held])
-        if not len(times.start):
-            return activity
+        held_up = [
+            (what, calls(self._events, rows[self._held_up(number, rows)[1]])) for what, rows in self._overhead
+        ]
         # Of all that the thread did, little lies in these times.
-        first = np.searchsorted(activity.end, times.start, side="right")
-        last = np.searchsorted(activity.start, times.end, side="left")
-        _, touched = ranges(first, np.maximum(last - first, 0))
-        touched = unique(touched[activity.what[touched] < what])
+        touched = np.zeros(len(activity.start), dtype=bool)
+        every = Pieces(activity.start, activity.end, np.arange(len(touched)))
+        for _, times in held_up:
+            touched[overlaps(every, times.start, times.end)[1].owner] = True
+        if not touched.any():
+            return activity
         slowed = activity.take(touched)
-        hit, inside = overlaps(times, slowed.start, slowed.end)
-        held_up = slowed.take(hit)._replace(
-            start=inside.start, end=inside.end, what=np.full(len(hit), what), event=inside.owner
-        )
-        as_before = np.ones(len(activity.what), dtype=bool)
-        as_before[touched] = False
-        others = slowed.outside(union(times.start, times.end))
-        return _in_order(activity.take(as_before), held_up, others)
+        for what, times in held_up:
+            yielding = slowed.take(slowed.what < what)
+            hit, inside = overlaps(times, yielding.start, yielding.end)
+            taken_over = yielding.take(hit)._replace(
+                start=inside.start, end=inside.end, what=np.full_like(hit, what, np.int8), event=inside.owner
+            )
+            others = yielding.outside(union(times.start, times.end))
+            slowed = _in_order(slowed.take(slowed.what >= what), taken_over, others)
+        return _in_order(activity.take(~touched), slowed)
 
 
 class Pieces(Struct, frozen=True):
@@ -518,8 +519,8 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             }
         }
         is_long = pieces.cause != CODE["short gaps"]
-        keys = (each[is_long] for each in (pieces.gap, pieces.cause, host, op))
-        share, _, cause, at_host, in_op = _shares(pieces.dur[is_long], *keys)
+        long = taken((pieces.dur, pieces.gap, pieces.cause, host, op), is_long)
+        share, _, cause, at_host, in_op = _shares(*long)
         group, (cause, at_host, in_op) = codes(cause, at_host, in_op)
         by_host = stats(group, share, len(cause))
         order = np.argsort(-by_host.total, kind="stable")
@@ -778,20 +779,21 @@ def host_pieces(trace: Trace, call: Int, start: Int, end: Int) -> Iterator[IdleP
         end: of the same.
     """
     program = trace.once(Host)
-    outermost = program.outermost_op
     is_in_ops = np.array([name in ("CPU ops", "collective call") for name in CAUSES])
     number = program.thread[call]
     for thread in unique(number).tolist():
         rows = np.flatnonzero(number == thread)
         activity = program.during(thread, start[rows], end[rows])
-        cause, event = _causes(trace, activity)
-        in_ops = marked(cause, is_in_ops) & (outermost[event] >= 0)
+        cause, host = _causes(trace, activity)
+        in_ops = np.flatnonzero(marked(cause, is_in_ops))
+        op = program.outermost_op[host[in_ops]]
+        host[in_ops] = np.where(op >= 0, op, host[in_ops])
         yield IdlePieces(
             gap=rows[activity.interval],
             start=activity.start,
             end=activity.end,
             cause=cause,
-            host=np.where(in_ops, outermost[event], event),
+            host=host,
             inner=activity.event,
             thread=np.full(len(cause), thread),
         )
@@ -826,9 +828,10 @@ def long_ops(trace: Trace) -> LongOps:
     dur = events.end - events.start
     rows = np.flatnonzero(is_op & (dur >= STALLED_NS))
     # Most spend their time in what they call.
-    place = events.places(rows)
-    inner = np.flatnonzero((lookup(place, events.parent, -1) >= 0) & ~events.copied)
-    called_ns = sums(place[events.parent[inner]], dur[inner], len(rows))
+    is_long = np.zeros(len(events.start), dtype=bool)
+    is_long[rows] = True
+    inner = np.flatnonzero(lookup(is_long, events.parent, False) & ~events.copied)
+    called_ns = sums(np.searchsorted(rows, events.parent[inner]), dur[inner], len(rows))
     rows = rows[dur[rows] - called_ns >= STALLED_NS]
     every = events.where("overhead")
     held_up = union(events.start[every], events.end[every]).covered(events.start[rows], events.end[rows]) > 0
@@ -842,7 +845,9 @@ def long_ops(trace: Trace) -> LongOps:
     if not len(rows):
         return LongOps(rows, rows)
     # Their like: of the same name and arguments.
-    calls = np.flatnonzero(is_op & np.isin(events.name, events.name[rows]))
+    is_like = np.zeros(len(events.names), dtype=bool)
+    is_like[events.name[rows]] = True
+    calls = np.flatnonzero(is_op & marked(events.name, is_like))
     argument, arguments = op_arguments(trace, calls)
     like, (of_like, _) = codes(events.name[calls], argument)
     order = ordered(like, dur[calls])
@@ -894,9 +899,12 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     # Row of the last piece up to each one in which the host waited for the GPU.
     emptied = blocked[~named(events, QUEUE_FULL)[call]]
     waited = np.repeat(np.append(-1, emptied), np.diff(emptied, prepend=0, append=len(what)))
-    refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
+    refill = np.flatnonzero((cause == CODE["launch overhead"]) & (waited >= 0))
+    refill = refill[gap[waited[refill]] == gap[refill]]
     cause[refill] = CODE["queue refill"]
-    return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+    event = activity.event.copy()
+    event[refill] = event[waited[refill]]
+    return cause, event
 
 
 def _in_frame(trace: Trace) -> Bool:
@@ -952,7 +960,7 @@ def innermost(events: Events, rows: Int) -> Pieces:
     # Outer ones first where some begin together.
     rows = rows[ordered(events.start[rows], -events.end[rows], events.depth[rows])]
     start, end = events.start[rows], events.end[rows]
-    time = np.sort(np.concatenate((start, end)))
+    time = np.sort(np.concatenate((start, end)), kind="stable")  # of two runs that mostly ascend
     return Pieces(time[:-1], time[1:], lookup(rows, _running(start, end, time)[:-1], -1))
 
 
@@ -1012,5 +1020,5 @@ def overlaps(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Pieces]:
     interval, piece = ranges(first, np.maximum(last - first, 0))
     low = np.maximum(pieces.start[piece], start[interval])
     high = np.minimum(pieces.end[piece], end[interval])
-    inside = high > low
+    inside = np.flatnonzero(high > low)
     return interval[inside], Pieces(low[inside], high[inside], pieces.owner[piece[inside]])

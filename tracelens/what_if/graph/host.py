@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Struct
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, unique
+from tracelens.arrays import Bool, Int, isin, lookup, median, ordered, taken, unique
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, rows_by_code, union
+from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Union, exclusive, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.thresholds import (
     AROUND_NS,
@@ -81,17 +81,16 @@ class Covered:
     """Sets of points in time, one per lane, from intervals in ns."""
 
     def __init__(self, lane: Int, start: Int, end: Int) -> None:
+        lane, start, end = taken((lane, start, end), ordered(lane, start))
         own = exclusive(start, end, lane)
-        kept = np.flatnonzero(end > own)
-        kept = kept[ordered(lane[kept], own[kept])]
-        self._lane, self._start, self._end = lane[kept], own[kept], end[kept]
+        self._lane, self._start, self._end = taken((lane, own, end), end > own)
         self._before = np.concatenate(([0], np.cumsum(self._end - self._start)))
         self._starts = ByLane(self._lane, self._start)
 
     def _until(self, lane: Int, time: Int) -> Int:
         """Covered time in earlier lanes, and in the own lane before a time."""
         position = self._starts.position(lane, time, "left")
-        first = self._starts.position(lane, np.full_like(time, np.iinfo(np.int64).min), "left")
+        first = np.searchsorted(self._lane, lane)
         end = lookup(self._end, np.where(position > first, position - 1, -1), time)
         until: Int = self._before[position] - np.maximum(end - time, 0)
         return until
@@ -99,6 +98,11 @@ class Covered:
     def covered(self, lane: Int, low: Int, high: Int) -> Int:
         """How much of each interval lies in the set of its lane."""
         return self._until(lane, high) - self._until(lane, low)
+
+    @property
+    def anywhere(self) -> Union:
+        """The points in time that lie in the set of any lane."""
+        return union(self._start, self._end)
 
     def gaps(self, least_ns: int) -> Covered:
         """What lies between the intervals of a lane where it is longer than this."""
@@ -292,11 +296,9 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     # Silences of which no other thread alone has the pattern.
     is_explained = np.zeros(len(lane), dtype=bool)
     is_explained[gap[waits]] = True
-    silence = gaps[~is_explained[gaps]]
+    silence = gaps[~is_explained[gaps] & (start[gaps + 1] - end[gaps] > PAUSE_NS)]
     low, high = end[silence], start[silence + 1]
-    rows = np.flatnonzero((lane_of_event >= 0) & is_active)
-    beside = union(events.start[rows], events.end[rows]).covered(low, high)
-    is_wait = (high - low > PAUSE_NS) & (beside >= BUSY_SHARE * (high - low))
+    is_wait = active.anywhere.covered(low, high) >= BUSY_SHARE * (high - low)
     is_wait &= active.covered(lane[silence], low, high) <= IDLE_SHARE * (high - low)
     return Handovers(node[before], node[after], lag, node[silence[is_wait] + 1], unseen)
 

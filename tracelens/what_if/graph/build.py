@@ -342,12 +342,12 @@ def steps_of_rank(trace: Trace, host: RankHost, device: GpuActivities) -> StepBo
     names = [trace.arrays.names[code] for code in trace.arrays.name[row].tolist()]
     mark = {name: index for index, name in reversed([*enumerate(names)])}
     points = [*(opens[mark[label]] for label in whole.labels), closes[mark[whole.labels[-1]]]]
-    borders = []
+    borders, lane = [], work.lane
     for window, point in enumerate(points, start=steps.whole.start):
         # The work that ends last on its stream, of that launched before; the first of several.
         rows = np.flatnonzero(steps.closes < window)
-        lanes = rows_by_code(work.lane[rows]).values()
-        last = [lane[[np.argmax(work.end[rows[lane]])]] for lane in lanes]
+        of_lane = rows_by_code(lane[rows]).values()
+        last = [own[[np.argmax(work.end[rows[own]])]] for own in of_lane]
         rows = rows[np.concatenate(last)] if last else rows
         borders.append(Border(np.append(device.finish[rows], point), mark=int(point)))
     of_label = dict(zip(whole.labels, pairwise(borders), strict=True))

@@ -85,8 +85,9 @@ def device(trace: Trace, host: RankHost, draft: Draft) -> GpuActivities:
     call = lookup(call_of_event, work.launch, -1)
     called = lookup(events.start, work.launch, LONG_AGO)
     # The last activity of the same stream that is over when each one starts.
-    order = ordered(work.lane, work.start)
-    same = work.lane[order[1:]] == work.lane[order[:-1]]
+    lane = work.lane
+    order = ordered(lane, work.start)
+    same = lane[order[1:]] == lane[order[:-1]]
     behind = np.full(count, -1, dtype=np.int64)
     behind[order[1:][same]] = order[:-1][same]
     before = behind.copy()
@@ -124,13 +125,14 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     ready = np.maximum(device.called, lookup(work.end, device.before, device.called))
     late = np.flatnonzero((work.start - ready > SHORT_NS) & (device.called > work.start.min() - SOON_NS))
     cause, ended = (np.full(len(late), fill, dtype=np.int64) for fill in (-1, np.iinfo(np.int64).min))
-    for stream in unique(work.lane).tolist():
-        on_stream = np.flatnonzero(work.lane == stream)
+    lane = work.lane
+    for stream in unique(lane).tolist():
+        on_stream = np.flatnonzero(lane == stream)
         on_stream = on_stream[np.argsort(work.end[on_stream], kind="stable")]
         last_ended = np.searchsorted(work.end[on_stream], work.start[late], side="right") - 1
         last = on_stream[np.maximum(last_ended, 0)]
         done = work.end[last]
-        fits = (last_ended >= 0) & (work.lane[late] != stream) & (done > ready[late]) & (done > ended)
+        fits = (last_ended >= 0) & (lane[late] != stream) & (done > ready[late]) & (done > ended)
         fits &= (work.start[late] - done <= SOON_NS) & (device.called[last] <= device.called[late])
         cause[fits], ended[fits] = last[fits], done[fits]
     held_up = late[cause >= 0]

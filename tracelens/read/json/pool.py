@@ -40,7 +40,6 @@ class Child(Protocol):
 FRAME = Struct("<qqq")
 """Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
 
-_TURN_S = 0.0002
 _MIN_CHUNKS = 4
 """Traces of fewer chunks (2 MiB) are not worth the hand-over."""
 
@@ -66,7 +65,7 @@ def decode_all(
     feed = _Feed(splitter, is_wanted)
     own = _Decoder()
     with ExitStack() as stack:
-        stack.enter_context(_quick_hand_over())
+        stack.enter_context(_uncollected())
         enough = bool(processes or threads) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
         helpers = [_Helper(process, feed) for process in processes] if enough else []
         in_threads: list[Future[_Decoder]] = []
@@ -237,19 +236,13 @@ def _send(stream: IO[bytes], chunk: Chunk) -> None:
 
 
 @contextmanager
-def _quick_hand_over() -> Iterator[None]:
-    """Let the feeding threads in often, and the cyclic collector not at all.
-
-    A thread that feeds a child needs the interpreter for microseconds between two blocking calls; at the
-    usual 5 ms a turn the children starve. The collector would walk every decoded event for nothing.
-    """
-    interval, was_enabled = sys.getswitchinterval(), gc.isenabled()
-    sys.setswitchinterval(_TURN_S)
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic collector, which would walk every decoded event for nothing."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
         if was_enabled:
             gc.enable()
 

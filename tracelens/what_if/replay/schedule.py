@@ -361,21 +361,19 @@ class EditedSegment:
         begin = int(ends[-1 - known.rows])
         filled = (ends[: -known.rows or None] - begin).tolist()
         append = filled.append
-        for source, lag, other, other_lag, more_ns, ready_ns, recorded_ns in zip(
+        for source, lag, other, other_lag, least_ns, recorded_ns in zip(
             known.first.positions,
-            lags.lists[0],
+            (lags.first + more).tolist(),
             known.second.positions,
-            lags.lists[1],
-            more.tolist(),
-            (ready - begin).tolist(),
+            (lags.second + more).tolist(),
+            (ready + more - begin).tolist(),
             (recorded - begin).tolist(),
             strict=True,
         ):
-            allowed_ns, other_ns = filled[source] + lag, filled[other] + other_lag
-            if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
-                allowed_ns = other_ns
-            end_ns = allowed_ns + more_ns
-            if end_ns < recorded_ns and allowed_ns >= ready_ns:
+            end_ns, other_ns = filled[source] + lag, filled[other] + other_lag
+            if other_ns > end_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
+                end_ns = other_ns
+            if least_ns <= end_ns < recorded_ns:
                 end_ns = recorded_ns
             append(end_ns)
         ends[:] = filled
@@ -492,15 +490,11 @@ class WaitedEnds(Struct, frozen=True, eq=False, dict=True):
         return positions
 
 
-class RowLags(Struct, frozen=True, eq=False, dict=True):
+class RowLags(NamedTuple):
     """From the two ends that each row waits for, ns."""
 
     first: Int
     second: Int
-
-    @cached_property
-    def lists(self) -> tuple[list[int], list[int]]:
-        return self.first.tolist(), self.second.tolist()
 
 
 class Reduction:

@@ -35,10 +35,13 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch, value: str, is_pure
     assert core_name() == ("pure Python core" if is_pure else "native core")
 
 
-@pytest.mark.parametrize("parent", [[-1, 1], [1, -1], [-1, 2], [-1]])
-def test_sums_need_parents_before_their_rows(parent: list[int]) -> None:
-    native = core()
+@pytest.mark.parametrize("name", ["ancestor_sums", "subtree_sums"])
+@pytest.mark.parametrize("parent", [[-1, 1], [1, -1], [-1, 2]])
+def test_sums_need_parents_before_their_rows(name: str, parent: list[int]) -> None:
+    native, total = core(), np.array([3, 5])
     if native is None:
         pytest.skip("the native core is not built")
-    with pytest.raises(ValueError, match=r"rows|before its row"):
-        native.ancestor_sums(np.array(parent, dtype=np.int64), np.zeros(2, dtype=np.int64))
+    assert not getattr(native, name)(np.array(parent, dtype=np.int64), total)
+    assert total.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="arrays of 1 and 2 rows"):
+        getattr(native, name)(np.zeros(1, dtype=np.int64), total)

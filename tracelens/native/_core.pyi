@@ -25,8 +25,11 @@ class Scanner:
         values of ops.
         """
 
-def ancestor_sums(parent: NDArray[np.int64], total: NDArray[np.int64], /) -> None:
-    """Add to each value the sums of its ancestors, in place; parents stand before their rows."""
+def ancestor_sums(parent: NDArray[np.int64], total: NDArray[np.int64], /) -> bool:
+    """Add to each value those of its ancestors, in place; False where a parent stands behind its row."""
+
+def subtree_sums(parent: NDArray[np.int64], total: NDArray[np.int64], /) -> bool:
+    """Add to each value those of its descendants, likewise."""
 
 def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...
 def nest(

@@ -17,6 +17,7 @@ PyObject *renumber(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference
 PyObject *replay(PyObject *, PyObject *args);
 PyObject *running(PyObject *, PyObject *args);
+PyObject *subtree_sums(PyObject *, PyObject *args);
 
 // A one-dimensional array of T that Python lends for the length of a call.
 template <typename T>

@@ -12,6 +12,7 @@ static PyMethodDef methods[] = {
     {"replay", core::replay, METH_VARARGS, nullptr},
     {"renumber", core::renumber, METH_VARARGS, nullptr},
     {"running", core::running, METH_VARARGS, nullptr},
+    {"subtree_sums", core::subtree_sums, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

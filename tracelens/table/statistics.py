@@ -134,8 +134,7 @@ def ancestor_sums(parent: Int, values: Int) -> Int:
     Where a parent may stand behind its row, the distance that is looked up doubles in each round.
     """
     total = values.copy()
-    if (native := core()) and (parent < np.arange(len(parent))).all():
-        native.ancestor_sums(np.ascontiguousarray(parent), total)
+    if (native := core()) and native.ancestor_sums(np.ascontiguousarray(parent), total):
         return total
     ancestor = parent
     while (has_ancestor := ancestor >= 0).any():
@@ -199,6 +198,8 @@ def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
 def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     """For each row, the sum of `values` over itself and everything below it."""
     total = values.copy()
+    if (native := core()) and native.subtree_sums(np.ascontiguousarray(parent), total):
+        return total
     deepest = int(depth.max(initial=0))
     by_depth, borders = _by_depth(depth, deepest)
     for level in range(deepest, 0, -1):

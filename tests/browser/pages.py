@@ -17,6 +17,16 @@ def wait_alive(browser: Any, grid: str) -> None:
     assert not error, error
 
 
+def wait_drawn(browser: Any) -> None:
+    """Until the picture of the step is drawn, on a page that has one."""
+    script = """
+        const done = arguments[0];
+        Promise.resolve(tracelens.picture?.ready).then(() => done(""), (error) => done(String(error)));
+    """
+    error = browser.execute_async_script(script)
+    assert not error, error
+
+
 def open_sections(browser: Any) -> None:
     """Open every section, as the button above them does, and wait until their contents are drawn."""
     browser.execute_async_script(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.chromium import chromium, errors, prefer, requests, resize, until
+from tests.browser.pages import wait_drawn
 from tests.rendering import sample_picture
 from tests.rendering.sample import IMAGE, SCRIPT
 from tests.rendering.sample_picture import MS, STEP_NS
@@ -272,7 +273,7 @@ def test_an_address_chooses_rank_and_step(page: Page) -> None:
     url = page.driver.current_url.split("#")[0]
     page.driver.get("about:blank")
     page.driver.get(f"{url}#rank=2&step=ProfilerStep%234")
-    page.driver.execute_async_script("tracelens.picture.ready.then(arguments[0])")
+    wait_drawn(page.driver)
     assert page.state["lanes"] == [2]
     assert page.range == [0.99 * STEP_NS, 2 * STEP_NS]
 

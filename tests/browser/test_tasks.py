@@ -11,7 +11,7 @@ import pytest
 
 import tracelens
 from tests.browser.chromium import becomes, chromium, until
-from tests.browser.pages import column, wait_alive
+from tests.browser.pages import column, wait_alive, wait_drawn
 from tracelens.units import duration
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -36,8 +36,7 @@ class Reader:
         self.driver, self.results, self.clicks = driver, results, 0
         driver.get("about:blank")  # forgets what the address chose
         driver.get(address)
-        drawn = "const done = arguments[0]; Promise.resolve(tracelens.picture?.ready).then(() => done())"
-        driver.execute_async_script(drawn)
+        wait_drawn(driver)
 
     def click(self, selector: str) -> None:
         """Click an element, which has to be in sight."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tracelens
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw_run
 from tests.what_if.replays import assert_identity
@@ -14,6 +17,7 @@ from tracelens.what_if import Edit, ScenarioContext
 from tracelens.what_if.graph import build
 from tracelens.what_if.replay import schedule
 
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 DELAYS: tuple[schedule.Delays, ...] = ("typical", "low", "high")
 
 pytestmark = pytest.mark.usefixtures("each_core")
@@ -119,9 +123,25 @@ def test_a_repetition_is_what_a_replay_from_the_begin_gives(drawing: Drawing, da
             early[row : row + 1] = True
         for lane in data.draw(st.sets(st.integers(0, graph.lanes), max_size=2)):
             shift[lane : lane + 1] = data.draw(st.integers(-10_000, 10_000))
-        replay = replay.repeated(shift, early)
+        replay = edited.repeat(replay, shift, early)
         for ours, theirs in zip(replay.times, edited.schedule(delays, shift, early).times, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("shift_ns", "least", "most"), [(0, 0, 0), (5_000, 100, 500), (90_000, 4_000, 5_000)]
+)
+def test_few_and_many_rows_follow_from_what_is_done_later(shift_ns: int, least: int, most: int) -> None:
+    recorded = build(tracelens.load(SAMPLES / "ladder/ep4/00_baseline"))
+    graph, edit = recorded.graph, Edit.of(recorded.graph)
+    edit.dur //= 2
+    edited = schedule.EditedSegment(schedule.ReplaySegment(graph, recorded.windows[0]), edit)
+    before, shift = edited.schedule(), np.full(graph.lanes, shift_ns)
+    early = np.zeros(edited.reduction.rows, dtype=bool)
+    after = edited.repeat(before, shift, early)
+    assert least <= np.count_nonzero(after.all_ends != before.all_ends) <= most
+    expected = edited.schedule(shift=shift, early=early)
+    np.testing.assert_array_equal(after.all_ends, expected.all_ends)
 
 
 def test_what_no_edit_changes_is_made_once() -> None:

@@ -826,10 +826,9 @@ def long_ops(trace: Trace) -> LongOps:
         return LongOps(none, none)
     is_op = events.where("op") & ~events.copied
     dur = events.end - events.start
-    rows = np.flatnonzero(is_op & (dur >= STALLED_NS))
+    is_long = is_op & (dur >= STALLED_NS)
+    rows = np.flatnonzero(is_long)
     # Most spend their time in what they call.
-    is_long = np.zeros(len(events.start), dtype=bool)
-    is_long[rows] = True
     inner = np.flatnonzero(lookup(is_long, events.parent, False) & ~events.copied)
     called_ns = sums(np.searchsorted(rows, events.parent[inner]), dur[inner], len(rows))
     rows = rows[dur[rows] - called_ns >= STALLED_NS]

@@ -154,11 +154,11 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         rank, events = trace.meta.rank, trace.arrays
         called = events.start[work.launch]
         latency = events.start[work.event] - called  # also where a step's border cut the work
-        kernels = work.take(work.is_kernel)
-        small = kernels.dur < SMALL_NS
+        kernel_dur = work.dur[work.is_kernel]
+        small = kernel_dur < SMALL_NS
         bound, span = launch_bound(everything, called, work.end)
-        kernel_time = max(int(kernels.dur.sum()), 1)
-        early, small_time = latency < 0, int(kernels.dur[small].sum())
+        kernel_time = max(int(kernel_dur.sum()), 1)
+        early, small_time = latency < 0, int(kernel_dur[small].sum())
         p50, p99 = map(int, percentiles(np.maximum(latency, 0), 50, 99).tolist())
         rows: list[tuple[str, int, int, float, str]] = [
             ("launched", len(work.event), -1, len(work.event) / len(everything.event),

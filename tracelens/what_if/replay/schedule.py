@@ -131,7 +131,7 @@ class StepReplay:
         begin, schedule = next_begin, edited.schedule(delays, shift, early)
         for repetition in range(_MOST_REPETITIONS if len(self._lanes) else 0):
             if repetition:
-                begin, schedule = next_begin, schedule.repeated(shift, early)
+                begin, schedule = next_begin, edited.repeat(schedule, shift, early)
             end = np.maximum.reduceat(schedule.ends_at(enders), self._first_ender)
             taken_before, taken = taken, end - begin
             before, (next_begin, shift) = shift, self._left_behind(end, schedule.ends_at(last))
@@ -330,7 +330,7 @@ class EditedSegment:
         return NodeSchedule(self, delays, ends, shift, early)
 
     def repeat(self, last: NodeSchedule, shift: Int, early: Bool) -> NodeSchedule:
-        """What follows a schedule of it, with more rows that count as early: most rows end as they did."""
+        """Its next schedule, with another shift and more rows that count as early: most end as they did."""
         known, ends, first = self.reduction, last.all_ends, 1 + len(self.reduction.outside)
         outside = self.graph.shifted_ends(known.outside, shift)
         more_early = early if last.counted is None else early & ~last.counted
@@ -384,25 +384,24 @@ class EditedSegment:
         known, lags = self.reduction, self.lags
         first, second = known.first.position, known.second.position
         follower_begin, followers = known.followers
+        first_lag, second_lag, least = lags.first + more, lags.second + more, ready + more
         begin = len(ends) - len(more)
-        allowed = np.maximum(ends.take(first) + lags.first, ends.take(second) + lags.second)
-        due = allowed + more
-        due = np.where((due < recorded) & (allowed >= ready), recorded, due)
+        due = np.maximum(ends.take(first) + first_lag, ends.take(second) + second_lag)
+        due = np.where((least <= due) & (due < recorded), recorded, due)
         wrong = np.flatnonzero(due != ends[begin:]).tolist()  # a heap: no row waits for one behind it
         before = -1
-        for _ in range(len(more) // 8):  # more take longer than all of them in turn
+        for _ in range(100 + len(more) // 8):  # more take longer than all of them in turn
             if not wrong:
                 return
             row = heapq.heappop(wrong)
             if row == before:
                 continue
             before, position = row, begin + row
-            allowed_ns = max(
-                ends.item(first.item(row)) + lags.first.item(row),
-                ends.item(second.item(row)) + lags.second.item(row),
+            end_ns = max(
+                ends.item(first.item(row)) + first_lag.item(row),
+                ends.item(second.item(row)) + second_lag.item(row),
             )
-            end_ns = allowed_ns + more.item(row)
-            if end_ns < recorded.item(row) and allowed_ns >= ready.item(row):
+            if least.item(row) <= end_ns < recorded.item(row):
                 end_ns = recorded.item(row)
             if end_ns != ends.item(position):
                 ends[position] = end_ns
@@ -427,10 +426,6 @@ class NodeSchedule:
         self._edited, self.delays, self._shift = edited, delays, shift
         self.all_ends = ends  # as a reduction's positions count them
         self.counted = early  # rows that count as ready earlier than recorded in any case
-
-    def repeated(self, shift: Int, early: Bool) -> NodeSchedule:
-        """The same segment, later: with another shift, and more rows that count as early."""
-        return self._edited.repeat(self, shift, early)
 
     @property
     def early(self) -> Bool:
